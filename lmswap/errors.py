@@ -176,15 +176,23 @@ class BytesChanged(VerificationError):
         )
 
 
+# Seen: conv3d of bfloat16 [1, 1, 4, 8, 8] by [16, 1, 5, 5, 5], padding 2, gives NaN in plain torch 2.13.
+_NAN = (
+    ". One of them is NaN: some operators return NaN when the memory allocated for them holds NaN, and "
+    "then these are not lmswap's bytes (seen: oneDNN's gradients of bfloat16 weights; "
+    "torch.backends.mkldnn.flags(enabled=False) goes without it)"
+)
+
+
 class ResultDiffers(VerificationError):
     """A step with swaps gave another result than the same step without them."""
 
     def __init__(
         self,
-        *,
         step: int,
         result: str,
         made_by: str,
+        *,
         num_differing: int,
         num_elements: int,
         first: str,
@@ -198,27 +206,23 @@ class ResultDiffers(VerificationError):
             f"{num_elements} elements differ, {first}"
             + (f"; swapped or recomputed on the way to it: {', '.join(moved)}" if moved else "")
             + ". The step is lost, do not use its gradients"
-            # Seen: conv3d of bfloat16 [1, 1, 4, 8, 8] by [16, 1, 5, 5, 5], padding 2, gives NaN in plain torch 2.13.
-            + (
-                ". One of them is NaN: some operators return NaN when the memory allocated for them holds NaN, and "
-                "then these are not lmswap's bytes (seen: oneDNN's gradients of bfloat16 weights; "
-                "torch.backends.mkldnn.flags(enabled=False) goes without it)"
-                if is_nan
-                else ""
-            )
+            + (_NAN if is_nan else "")
         )
 
 
 class PlainTorchDiffers(VerificationError):
     """A step through captured graphs gave another result than the model's own code gives."""
 
-    def __init__(self, *, step: int, result: str, num_differing: int, num_elements: int, first: str) -> None:
+    def __init__(
+        self, step: int, result: str, *, num_differing: int, num_elements: int, first: str, is_nan: bool = False
+    ) -> None:
         self.step, self.result = step, result
         self.num_differing, self.num_elements = num_differing, num_elements
         super().__init__(
             f"step {step}: {result} is another one than plain torch gives: {num_differing} of {num_elements} elements "
             f"differ, {first} lmswap. Swapping is not the cause: the graphs that torch captured compute another result "
             'than the model\'s own code; compiler="eager" goes without them. Please report it'
+            + (_NAN if is_nan else "")
         )
 
 

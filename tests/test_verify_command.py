@@ -12,7 +12,8 @@ from lmswap import cli, options
 from lmswap.api import sessions
 from lmswap.commands.verify import DIFFERS, NOTHING_VERIFIED
 from lmswap.execute import _C
-from lmswap.verify.bitwise import Difference
+from lmswap.verify.bitwise import Comparator, Difference
+from lmswap.verify.summary import Result
 from tests.terminal_width import too_wide
 
 TRAIN = """
@@ -151,8 +152,8 @@ def test_swapped_tensors_of_hooks_are_compared(verify):
 
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_a_difference_is_an_exit_code_even_if_the_script_hides_it(verify, is_hidden, monkeypatch):
-    found = iter([Difference(1, 1, "made up")])
-    monkeypatch.setattr("lmswap.verify.against_unswapped.difference", lambda expected, actual: next(found, None))
+    found = iter([{Result("output 0"): Difference(1, 1, "made up")}])
+    monkeypatch.setattr(Comparator, "differences", lambda *_: next(found, {}))
     text = script(end="sys.exit(0)")
     if is_hidden:
         text = text.replace("import sys", "import contextlib, sys")

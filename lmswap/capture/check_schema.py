@@ -16,7 +16,7 @@ from torch import fx
 
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
-from lmswap.execute.storage import element_bytes
+from lmswap.verify.bitwise import bitwise_equal
 
 _ANNOTATE = "annotate its schema, as in Tensor(a!) for what is written"
 _USE_HOOKS = 'saved-tensor hooks serve a model that moves its own memory: compiler="eager"'
@@ -40,7 +40,7 @@ def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     for (argument, tensor), storage, nbytes in zip(given, storages, sizes, strict=True):
         _check_storage(node, argument.name, tensor, storage, nbytes)  # first: freed memory cannot be compared
     for argument, tensor, kept in before:
-        if not torch.equal(element_bytes(tensor), element_bytes(kept)):
+        if not bitwise_equal(tensor, kept):
             _refuse(node, f"writes its argument '{argument.name}', which its schema calls read-only", _ANNOTATE)
     own = {storage._cdata for storage in storages}
     is_fresh = all(value.alias_info is None for value in returns)

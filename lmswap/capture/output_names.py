@@ -52,7 +52,7 @@ def _result(
             index = getattr(getattr(description, kind), "idx", -1)
             name = f"{text} {inputs[index] if 0 <= index < len(inputs) else f'input {position}'}"
     if not isinstance(node, fx.Node):
-        return Result(name, "nothing", "", ())
+        return Result(name, "nothing")
     return Result(name, f"op '{node.name}' ({node.target})", source_line(node), _nearest(node, buffers))
 
 

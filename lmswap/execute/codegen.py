@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -17,17 +17,89 @@ from lmswap.execute.ops import COPIES
 from lmswap.execute.rng import STATE, state_of
 
 BoxedFunction = Callable[[list[Any]], Any]
+_MOST_VIEWS = 8  # between an output and the node of its graph
 
 
 @dataclass
 class SegmentGraph:
-    """The fx graph of one segment, linked to its Program; ``ops[i]`` is op ``segment.start + i``."""
+    """The fx graph of one segment, linked to its Program; ``ops[i]`` is op ``segment.start + i``.
+
+    Its methods edit what forward and backward pass to each other: the forward's saved outputs are the backward's first
+    inputs, in order.
+    """
 
     module: fx.GraphModule
     phase: str  # "forward", "backward" or "inference"
     num_user_outputs: int  # leading outputs returned to the caller; the rest is saved for backward
     ops: list[fx.Node] = field(default_factory=list)
     buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # tensor-valued nodes only
+
+    @property
+    def fx_graph(self) -> fx.Graph:
+        """The graph itself."""
+        return self.module.graph
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """Its inputs, in order."""
+        return list(self.fx_graph.find_nodes(op="placeholder"))
+
+    @property
+    def output(self) -> fx.Node:
+        """The node of all outputs."""
+        output: fx.Node = next(iter(self.fx_graph.find_nodes(op="output")))
+        return output
+
+    @property
+    def saved(self) -> list[Any]:
+        """The outputs saved for the backward; all but integers are nodes."""
+        return list(self.output.args[0])[self.num_user_outputs :]  # type: ignore[arg-type]
+
+    def save(self, values: Iterable[Any]) -> None:
+        """Replace the outputs saved for the backward by ``values``; of torch's descriptions, theirs are kept."""
+        output, count = self.output, self.num_user_outputs
+        returned, saved = list(output.args[0]), list(values)  # type: ignore[arg-type]
+        descriptions = output.meta.get("desc")
+        if descriptions is not None and len(descriptions) == len(returned):
+            described = dict(zip(returned[count:], descriptions[count:], strict=True))
+            output.meta["desc"] = [*descriptions[:count], *map(described.get, saved)]
+        output.args = ((*returned[:count], *saved),)
+
+    def take(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
+        """Insert an input, the first one or that ``before`` another; ``value``: its fake tensor."""
+        with self.fx_graph.inserting_before(before or next(iter(self.fx_graph.nodes))):
+            node = self.fx_graph.placeholder(name)
+        node.meta["val"] = value
+        return node
+
+    def drop(self, node: fx.Node) -> None:
+        """Erase a node without users."""
+        self.buffer_of.pop(node, None)
+        self.fx_graph.erase_node(node)
+
+    def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a fake tensor, as traced values are."""
+        values = (node.meta.get("val") for node in self.fx_graph.nodes)
+        with next(value.fake_mode for value in values if hasattr(value, "fake_mode")):
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def drop_unread(backward: SegmentGraph, saved: Iterable[tuple[fx.Node, fx.Node]]) -> list[fx.Node]:
+    """Drop inputs of ``backward`` that it does not read: they would hold their memory to its end.
+
+    Args:
+        backward: edited in place.
+        saved: values of the forward, and the inputs that receive them.
+
+    Returns:
+        The values of the other inputs, which the forward must save.
+    """
+    pairs = list(saved)
+    read = [value for value, node in pairs if node.users]
+    for _, node in pairs:
+        if not node.users:
+            backward.drop(node)
+    return read
 
 
 def copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
@@ -143,3 +215,20 @@ def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
 def is_captured(function: Any) -> bool:
     """Return whether ``function``, an autograd node or None, is the one that AOTAutograd creates for a graph."""
     return function is not None and function.name().endswith("CompiledFunctionBackward")
+
+
+def captured_node(output: Any, ends: Collection[Any] = ()) -> Any:
+    """Return the autograd node of the captured graph that ``output`` comes from, also through views; None if none.
+
+    Args:
+        output: a result of the region; any object.
+        ends: autograd nodes of the region's inputs, at which the search ends.
+    """
+    node = output.grad_fn if isinstance(output, torch.Tensor) else None
+    for _ in range(_MOST_VIEWS):
+        if node is None or node in ends:
+            return None
+        if is_captured(node):
+            return node
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None

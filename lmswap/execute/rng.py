@@ -5,7 +5,8 @@ A state is a small CPU tensor: about 5 kB for a CPU generator, 16 bytes for a CU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +55,16 @@ def set_rng_states(states: Sequence[torch.Tensor], device: torch.device) -> None
     """Restore what `rng_states` returned."""
     for known, state in zip(_drawn_from(device), states, strict=True):
         set_rng_state(state, known)
+
+
+@contextmanager
+def restored_rng_states(device: torch.device) -> Iterator[list[torch.Tensor]]:
+    """Restore the states of `rng_states` at the exit, and yield them."""
+    states = rng_states(device)
+    try:
+        yield states
+    finally:
+        set_rng_states(states, device)
 
 
 def _drawn_from(device: torch.device) -> list[torch.device]:

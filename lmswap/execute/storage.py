@@ -20,9 +20,3 @@ _dispatch_keys = torch._C._dispatch_keys  # called for each tensor that autograd
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Return whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
     return not _dispatch_keys(tensor).raw_repr() & _OTHER_KEYS
-
-
-def element_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of the elements of ``tensor``, in order."""
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # one element may have any stride

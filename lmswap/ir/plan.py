@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from lmswap.ir.bytesize import format_bytes
@@ -34,6 +34,15 @@ class Recompute:
 
     op: int
     position: int
+
+
+class SwapAction(IntEnum):
+    """What happens to a swap at one of its positions, in the order of actions at one position."""
+
+    OUT_START = 0
+    RELEASE = 1
+    IN_START = 2
+    FIRST_USE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,14 @@ class Swap:
     release: int
     in_start: int
     first_use: int
+
+    def actions(self) -> Iterator[tuple[int, SwapAction]]:
+        """Yield the position of each action, in order."""
+        if self.out_start is not None:
+            yield self.out_start, SwapAction.OUT_START
+        yield self.release, SwapAction.RELEASE
+        yield self.in_start, SwapAction.IN_START
+        yield self.first_use, SwapAction.FIRST_USE
 
 
 @dataclass(frozen=True, repr=False)

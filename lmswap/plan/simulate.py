@@ -16,23 +16,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan.lane_model import Lanes
-
-
-class _Rank(IntEnum):
-    OUT_START = 0
-    RELEASE = 1
-    IN_START = 2
-    FIRST_USE = 3
 
 
 def simulate(
@@ -45,7 +37,7 @@ def simulate(
     released: frozenset[int] = frozenset(),
     lanes: Lanes | None = None,
 ) -> Timeline:
-    """Predicts the timeline of one step of ``program`` under ``plan``.
+    """Predict the timeline of one step of ``program`` under ``plan``.
 
     Args:
         program: the planned step.
@@ -100,33 +92,30 @@ class _Run:
         self._curve.append((lanes.clock, self._resident_bytes))
         return Timeline("predicted", tuple(self._spans), tuple(self._curve))
 
-    def _actions(self) -> dict[int, list[tuple[_Rank, int]]]:
-        actions: dict[int, list[tuple[_Rank, int]]] = defaultdict(list)
+    def _actions(self) -> dict[int, list[tuple[SwapAction, int]]]:
+        actions: dict[int, list[tuple[SwapAction, int]]] = defaultdict(list)
         for number, swap in enumerate(self._swaps):
-            if swap.out_start is not None:
-                actions[swap.out_start].append((_Rank.OUT_START, number))
-            actions[swap.release].append((_Rank.RELEASE, number))
-            actions[swap.in_start].append((_Rank.IN_START, number))
-            actions[swap.first_use].append((_Rank.FIRST_USE, number))
+            for position, action in swap.actions():
+                actions[position].append((action, number))
         for found in actions.values():
             found.sort()
         return actions
 
-    def _act(self, rank: _Rank, number: int) -> None:
+    def _act(self, action: SwapAction, number: int) -> None:
         swap, nbytes = self._swaps[number], self._counted_bytes[number]
-        match rank:
-            case _Rank.OUT_START:
+        match action:
+            case SwapAction.OUT_START:
                 self._out_end[number] = self._copy(Lane.OUT, swap)
-            case _Rank.RELEASE:
+            case SwapAction.RELEASE:
                 self._stall(self._out_end.get(number, 0.0), swap, "leave")
                 self._resident_bytes -= nbytes
                 self._curve.append((self._lanes.clock, self._resident_bytes))
-            case _Rank.IN_START:
+            case SwapAction.IN_START:
                 # Its own copy out has ended: release, which is no later, has waited for it.
                 self._in_end[number] = self._copy(Lane.IN, swap)
                 self._resident_bytes += nbytes
                 self._curve.append((self._lanes.clock, self._resident_bytes))
-            case _Rank.FIRST_USE:
+            case SwapAction.FIRST_USE:
                 self._stall(self._in_end[number], swap, "arrive")
 
     def _copy(self, lane: Lane, swap: Swap) -> float:

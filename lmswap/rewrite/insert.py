@@ -1,4 +1,4 @@
-"""Inserts the swap ops of a plan into fx graphs, in place.
+"""Insertion of the swap ops of a plan into fx graphs.
 
 Each swap becomes up to four ops (lmswap.execute.ops)::
 
@@ -17,42 +17,32 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
 
 from lmswap.errors import PlanInvalid
 from lmswap.execute import ops
-from lmswap.execute.codegen import SegmentGraph, is_whole
-from lmswap.ir.plan import Plan, Swap
+from lmswap.execute.codegen import SegmentGraph, drop_unread, is_whole
+from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule
 from lmswap.rewrite.views import users_from, view_of
 
 
-class _Rank(IntEnum):
-    """Order of actions at one position; the simulator uses the same."""
-
-    OUT_START = 0
-    RELEASE = 1
-    IN_START = 2
-    FIRST_USE = 3
-
-
 @dataclass(frozen=True, order=True)
 class _Action:
     position: int
-    rank: _Rank
+    kind: SwapAction
     number: int  # index of the swap in the plan
 
 
 def insert_swaps(
     runs: Schedule, graphs: Sequence[SegmentGraph], plan: Plan, *, engine: int, first_buffer: int = 0
 ) -> None:
-    """Inserts the swap ops of ``plan`` into ``graphs``, in place.
+    """Insert the swap ops of ``plan`` into ``graphs``, in place.
 
     Args:
         runs: the plan's schedule; ``graphs`` are the graphs of its segments, in order.
@@ -74,11 +64,9 @@ def insert_swaps(
         before = segments.index(program.segment_of(last_uses[number]))
         after = segments.index(program.segment_of(swap.first_use))
         is_late = swap.out_start is not None and swap.release > segments[before].stop
-        if swap.out_start is not None:
-            actions[before].append(_Action(swap.out_start, _Rank.OUT_START, number))
-        actions[after if is_late else before].append(_Action(swap.release, _Rank.RELEASE, number))
-        actions[after].append(_Action(swap.in_start, _Rank.IN_START, number))
-        actions[after].append(_Action(swap.first_use, _Rank.FIRST_USE, number))
+        leaving = {SwapAction.OUT_START} if is_late else {SwapAction.OUT_START, SwapAction.RELEASE}
+        for position, kind in swap.actions():
+            actions[before if kind in leaving else after].append(_Action(position, kind, number))
         if before != after:
             editors[before].passed_on[swap.buffer] = is_late
             editors[after].receive(swap, editors[before].graph, is_late=is_late)
@@ -87,32 +75,16 @@ def insert_swaps(
             editor.carry_out(action, offset=action.position - segment.start)
         editor.finish()
     for forward, backward in pairwise(graphs):
-        _save_what_is_read(forward, backward)
+        forward.save(drop_unread(backward, zip(forward.saved, backward.inputs, strict=False)))
 
 
 def _last_uses(program: Program, plan: Plan) -> list[int]:
-    """By swap of ``plan``: the last op before it that uses its buffer."""
+    """Return, by swap of ``plan``, the last op before it that uses its buffer."""
     uses: dict[int, list[int]] = {swap.buffer: [] for swap in plan.swaps}
     for op in program.ops:
         for buffer in uses.keys() & {*op.reads, *op.writes}:
             uses[buffer].append(op.index)
     return [uses[swap.buffer][bisect_left(uses[swap.buffer], swap.release) - 1] for swap in plan.swaps]
-
-
-def _save_what_is_read(forward: SegmentGraph, backward: SegmentGraph) -> None:
-    """Drops inputs of ``backward`` that it does not read: they would hold their memory to its end."""
-    (output,) = forward.module.graph.find_nodes(op="output")
-    count, returned = forward.num_user_outputs, output.args[0]
-    saved = backward.module.graph.find_nodes(op="placeholder")[: len(returned) - count]
-    kept = [*range(count), *(count + position for position, node in enumerate(saved) if node.users)]
-    descriptions = output.meta.get("desc")
-    if descriptions is not None and len(descriptions) == len(returned):
-        output.meta["desc"] = [descriptions[position] for position in kept]
-    output.args = (tuple(returned[position] for position in kept),)
-    for node in saved:
-        if not node.users:
-            backward.buffer_of.pop(node, None)
-            backward.module.graph.erase_node(node)
 
 
 class _Editor:
@@ -130,41 +102,48 @@ class _Editor:
             self._values.setdefault(buffer, []).append(node)
 
     def carry_out(self, action: _Action, *, offset: int) -> None:
-        """Inserts one action before the op at ``offset`` of the segment, or before the output."""
+        """Insert one action before the op at ``offset`` of the segment, or before the output.
+
+        Raises:
+            PlanInvalid: no value of the buffer is resident when its swap-out starts.
+        """
         swap = self.plan.swaps[action.number]
-        anchor = self.graph.ops[offset] if offset < len(self.graph.ops) else self._output()
-        with self.graph.module.graph.inserting_before(anchor):
-            match action.rank:
-                case _Rank.OUT_START:
+        anchor = self.graph.ops[offset] if offset < len(self.graph.ops) else self.graph.output
+        with self.graph.fx_graph.inserting_before(anchor):
+            match action.kind:
+                case SwapAction.OUT_START:
                     self._out_start(swap, anchor)
-                case _Rank.RELEASE:
+                case SwapAction.RELEASE:
                     self._release(swap)
-                case _Rank.IN_START:
+                case SwapAction.IN_START:
                     self._in_start(swap)
-                case _Rank.FIRST_USE:
+                case SwapAction.FIRST_USE:
                     self._first_use(swap, anchor)
 
     def receive(self, swap: Swap, origin: SegmentGraph, *, is_late: bool) -> None:
-        """Replaces the inputs that brought ``swap``'s buffer from ``origin``'s saved outputs by one token.
+        """Insert one token before the inputs that receive ``swap``'s buffer from ``origin``'s saved outputs.
 
-        The first of them stays if ``is_late``: the buffer is released in this graph.
+        `finish` drops these inputs, but not the first of them if ``is_late``: the buffer is released in this graph.
+
+        Raises:
+            PlanInvalid: there is no such input.
         """
         inputs = sorted(node for node in self._values.get(swap.buffer, []) if node.op == "placeholder")
         if not inputs:
             raise PlanInvalid("hand-over", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
-        with self.graph.module.graph.inserting_before(inputs[0]):
-            token = self.graph.module.graph.placeholder(f"token_{swap.buffer}")
-        token.meta["val"] = self._fake((1,), torch.int64, torch.device("cpu"))
-        token.meta.update(
-            {key: inputs[0].meta[key] for key in ("saved_tensor_with_no_vc_check",) if key in inputs[0].meta}
-        )
+        token = self.graph.take(f"token_{swap.buffer}", self._fake_token(), before=inputs[0])
+        _copy_version_check(inputs[0], token)
         self._tokens[swap.buffer] = token
         self._received.append(swap.buffer)
         if is_late:
             self._sources[swap.buffer] = inputs[0]
 
     def finish(self) -> None:
-        """Returns tokens instead of tensors, drops what is no longer read, and checks the graph."""
+        """Save tokens instead of tensors, drop what is no longer read, and check the graph.
+
+        Raises:
+            PlanInvalid: an op reads a value of a buffer that arrives as a token.
+        """
         self._replace_saved_outputs()
         for buffer in self._received:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
@@ -172,11 +151,11 @@ class _Editor:
                 if users:
                     raise PlanInvalid("residency", f"'{users[0]}' reads it while it is swapped out", buffer=buffer)
                 if not node.users:
-                    self.graph.module.graph.erase_node(node)
-        for node in self.graph.module.graph.find_nodes(op="call_function", target=ops.rng_state):
+                    self.graph.drop(node)
+        for node in self.graph.fx_graph.find_nodes(op="call_function", target=ops.rng_state):
             if not node.users:  # no recompute reads it
-                self.graph.module.graph.erase_node(node)
-        self.graph.module.graph.lint()
+                self.graph.drop(node)
+        self.graph.fx_graph.lint()
 
     def _out_start(self, swap: Swap, anchor: fx.Node) -> None:
         source = next(iter(self._present(swap.buffer, anchor)), None)
@@ -187,7 +166,7 @@ class _Editor:
         start = None if is_whole(source) else int(traced.storage_offset())
         geometry = traced.dtype, list(traced.shape), list(traced.stride())
         arguments = (source, self.engine, name, swap.tier, swap.offset, start, *geometry)
-        token = self._call(ops.swap_out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
+        token = self._call(ops.swap_out_start, arguments, self._fake_token())
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
     def _release(self, swap: Swap) -> None:
@@ -200,7 +179,7 @@ class _Editor:
         name = self._names[swap.buffer]
         arguments = (self._tokens[swap.buffer], self.engine, name, nbytes, example.device)
         self._incoming[swap.buffer] = self._call(
-            ops.swap_in_start, arguments, self._fake((nbytes,), torch.uint8, example.device)
+            ops.swap_in_start, arguments, self.graph.fake((nbytes,), torch.uint8, example.device)
         )
 
     def _first_use(self, swap: Swap, anchor: fx.Node) -> None:
@@ -215,10 +194,10 @@ class _Editor:
                     user.replace_input_with(node, view)
             if node.target is ops.view_bytes and not node.users:  # it would read released memory
                 self._values[swap.buffer].remove(node)
-                self.graph.module.graph.erase_node(node)
+                self.graph.drop(node)
 
     def _present(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
-        """Nodes with the buffer's bytes at ``anchor``: the latest copy in first, then whole values, then views."""
+        """Yield nodes with the buffer's bytes at ``anchor``: latest copy in first, then whole values, then views."""
         values = [node for node in self._values.get(buffer, []) if node < anchor]
         rebuilt = [node for node in values if node.target is ops.view_bytes]
         yield from reversed(rebuilt)
@@ -227,39 +206,29 @@ class _Editor:
     def _replace_saved_outputs(self) -> None:
         if not self.passed_on:
             return
-        output = self._output()
-        descriptions = output.meta.get("desc")
-        returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
         buffer_of = {node: buffer for buffer, nodes in self._values.items() for node in nodes}
-        kept, placed = [], set()
-        for position, node in enumerate(returned):
-            buffer = buffer_of.get(node) if isinstance(node, fx.Node) else None
-            if position < self.graph.num_user_outputs or buffer not in self.passed_on:
-                kept.append((node, position))
-            elif buffer not in placed:
-                placed.add(buffer)
-                kept.append((self._tokens[buffer], position))
-                if self.passed_on[buffer]:
-                    kept.append((node, position))
-                if "saved_tensor_with_no_vc_check" in node.meta:
-                    self._tokens[buffer].meta["saved_tensor_with_no_vc_check"] = node.meta[
-                        "saved_tensor_with_no_vc_check"
-                    ]
-        output.args = (tuple(node for node, _ in kept),)
-        if descriptions is not None and len(descriptions) == len(returned):
-            output.meta["desc"] = [descriptions[position] for _, position in kept]
-
-    def _output(self) -> fx.Node:
-        (output,) = self.graph.module.graph.find_nodes(op="output")
-        return cast(fx.Node, output)
+        saved: list[Any] = []
+        for node in self.graph.saved:
+            buffer = buffer_of.get(node)
+            if buffer not in self.passed_on:
+                saved.append(node)
+            elif self._tokens[buffer] not in saved:
+                saved += [self._tokens[buffer], node] if self.passed_on[buffer] else [self._tokens[buffer]]
+                _copy_version_check(node, self._tokens[buffer])
+        self.graph.save(saved)
 
     def _call(self, target: Any, arguments: tuple[Any, ...], value: Any) -> fx.Node:
-        node: fx.Node = self.graph.module.graph.call_function(target, arguments)
+        node: fx.Node = self.graph.fx_graph.call_function(target, arguments)
         if value is not None:
             node.meta["val"] = value
         return node
 
-    def _fake(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        modes = (getattr(node.meta.get("val"), "fake_mode", None) for node in self.graph.buffer_of)
-        with next(mode for mode in modes if mode is not None):
-            return torch.empty(shape, dtype=dtype, device=device)
+    def _fake_token(self) -> torch.Tensor:
+        return self.graph.fake((1,), torch.int64, torch.device("cpu"))
+
+
+def _copy_version_check(value: fx.Node, token: fx.Node) -> None:
+    """Let autograd check the version of ``token`` if it checks that of ``value``, which it replaces."""
+    key = "saved_tensor_with_no_vc_check"
+    if key in value.meta:
+        token.meta[key] = value.meta[key]

@@ -1,4 +1,4 @@
-"""Inserts recomputes into fx graphs: program + recomputes + graphs → the schedule, and graphs that run it.
+"""Insertion of recomputes into fx graphs: program + recomputes + graphs → the schedule, and graphs that run it.
 
 A recompute is a copy of the op's node. Later readers of its buffers read the copy; other views of a buffer are rebuilt
 from the copy's bytes. A value of the forward graph that a recompute in the backward needs is added to the saved
@@ -16,7 +16,7 @@ from typing import Any, cast
 from torch import fx
 
 from lmswap.errors import PlanInvalid
-from lmswap.execute.codegen import SegmentGraph, is_projection, is_whole
+from lmswap.execute.codegen import SegmentGraph, drop_unread, is_projection, is_whole
 from lmswap.execute.rng import recompute_random, state_of
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
@@ -27,7 +27,7 @@ from lmswap.rewrite.views import geometry, users_from, view_of
 def insert_recomputes(
     program: Program, graphs: Sequence[SegmentGraph], recomputes: Sequence[Recompute]
 ) -> tuple[Schedule, tuple[SegmentGraph, ...]]:
-    """Edits ``graphs`` in place so that they carry out ``recomputes``.
+    """Edit ``graphs`` in place so that they carry out ``recomputes``.
 
     Args:
         program: the planned step.
@@ -76,14 +76,14 @@ class _Editor:
 
     def __init__(self, graph: SegmentGraph, values: _Values, forward: _Editor | None) -> None:
         self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
-        self._values, self._forward = values, forward
+        self._fx, self._values, self._forward = self.graph.fx_graph, values, forward
         # By buffer of the planned program: the buffer of the schedule with its current bytes.
         self._newest: list[int] = list(forward._newest) if forward else list(range(len(values.program.buffers)))
         self._now: dict[fx.Node, fx.Node] = {}  # value -> the node of this graph with its current version
         self._nodes: dict[int, list[fx.Node]] = defaultdict(list)  # by buffer: all nodes of its values so far
         self._storage: dict[int, fx.Node] = {}  # a node that holds a buffer's bytes, from which views are built
-        inputs = self._fx.find_nodes(op="placeholder")
-        self._saved = list(zip(forward.saved_outputs(), inputs, strict=False)) if forward else []
+        inputs = self.graph.inputs
+        self._saved = list(zip(forward.graph.saved, inputs, strict=False)) if forward else []
         brought = {node: value for value, node in self._saved}
         for node, buffer in graph.buffer_of.items():
             values.buffer_of.setdefault(brought.get(node, node), buffer)
@@ -91,13 +91,22 @@ class _Editor:
             self._enter(node, brought.get(node, node))
 
     def run(self, node: fx.Node) -> None:
-        """Records the first run of an op."""
+        """Record the first run of an op."""
         self.graph.ops.append(node)
         for made in (node, *filter(is_projection, node.users)):
             self._enter(made, made)
 
     def recompute(self, node: fx.Node, writes: Sequence[int], *, before: fx.Node) -> None:
-        """Copies an op of this graph or the forward one to ``before``, and redirects later readers to the copy."""
+        """Copy an op of this graph or the forward one to ``before``, and redirect later readers to the copy.
+
+        Args:
+            node: the op.
+            writes: the buffers of the program that it writes.
+            before: a node of this graph.
+
+        Raises:
+            PlanInvalid: an input of the op is not available in this graph, and no forward can save it.
+        """
         inputs = {given: self.find(self._values.value_of.get(given, given)) for given in node.all_input_nodes}
         with self._fx.inserting_before(before):
             copies = {node: self._copy(node, inputs)}
@@ -129,7 +138,11 @@ class _Editor:
         return copy
 
     def find(self, value: fx.Node) -> fx.Node:
-        """The node of this graph with the current ``value``; saves it in the forward, or builds a view, if needed."""
+        """Return the node of this graph with the current ``value``; save it in the forward, or build a view, if needed.
+
+        Raises:
+            PlanInvalid: it is not available in this graph, and no forward can save it.
+        """
         buffer = self._values.buffer_of.get(value)
         if buffer is None and value.graph is self._fx:
             return value  # not a tensor
@@ -146,44 +159,25 @@ class _Editor:
                 self._enter(view_of(storage, value), value)
         return self._now[value]
 
-    def saved_outputs(self) -> list[fx.Node]:
-        """The outputs that the graph saves for its backward, as traced."""
-        return list(self._output().args[0])[self.graph.num_user_outputs :]  # type: ignore[arg-type]
-
     def finish(self) -> None:
-        """Makes the forward graph save exactly what this one reads."""
+        """Make the forward graph save exactly what this one reads."""
         if self._forward:
-            read = [(value, node) for value, node in self._saved if node.users]
-            for _, node in self._saved:
-                if not node.users:
-                    self.graph.buffer_of.pop(node, None)
-                    self._fx.erase_node(node)
-            self._forward._save([value for value, _ in read])
+            forward = self._forward
+            forward.graph.save([forward.find(value) for value in drop_unread(self.graph, self._saved)])
         self._fx.lint()
-
-    def _save(self, values: list[fx.Node]) -> None:
-        output, count = self._output(), self.graph.num_user_outputs
-        returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-        descriptions = output.meta.get("desc")
-        if descriptions is not None and len(descriptions) == len(returned):
-            of_saved = dict(zip(returned[count:], descriptions[count:], strict=True))
-            output.meta["desc"] = [*descriptions[:count], *(of_saved.get(value) for value in values)]
-        output.args = ((*returned[:count], *(self.find(value) for value in values)),)
 
     def _save_in_forward(self, value: fx.Node) -> None:
         if self._forward is None or value not in self._values.buffer_of:
             raise PlanInvalid("hand-over", f"'{value.name}' is not available in the {self.graph.phase} graph")
-        with self._fx.inserting_before(next(iter(self._fx.nodes))):
-            node = self._fx.placeholder(value.name)
+        node = self.graph.take(value.name, value.meta["val"])
         node.target = node.name  # another name for the argument would hold its memory to the end
-        node.meta["val"] = value.meta["val"]
         # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.
         value.meta.pop("saved_tensor_with_no_vc_check", None)
         self._saved.insert(0, (value, node))
         self._enter(node, value)
 
     def _enter(self, node: fx.Node, value: fx.Node) -> None:
-        """Records that ``node`` has the current ``value``, if that is a tensor."""
+        """Record that ``node`` has the current ``value``, if that is a tensor."""
         buffer = self._values.buffer_of.get(value)
         if buffer is None:
             return
@@ -192,11 +186,3 @@ class _Editor:
         self.graph.buffer_of[node] = self._newest[buffer]
         if node.op == "placeholder" and is_whole(node) and not self._values.program.buffers[buffer].is_resident:
             self._storage.setdefault(buffer, node)
-
-    @property
-    def _fx(self) -> fx.Graph:
-        return self.graph.module.graph
-
-    def _output(self) -> fx.Node:
-        (output,) = self._fx.find_nodes(op="output")
-        return cast(fx.Node, output)

@@ -10,19 +10,19 @@ from lmswap.execute import ops
 
 
 def geometry(value: fx.Node) -> tuple[Any, ...]:
-    """Geometry of ``value`` as traced: dtype, sizes, strides, storage offset, is conjugated, is negated."""
+    """Return the geometry of ``value`` as traced: dtype, sizes, strides, storage offset, is conjugated, is negated."""
     tensor = value.meta["val"]
     place = tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
     return *place, tensor.is_conj(), tensor.is_neg()
 
 
 def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
-    """Inserts, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``."""
+    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``."""
     view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *geometry(value)))
     view.meta.update(value.meta)
     return view
 
 
 def users_from(node: fx.Node, anchor: fx.Node) -> list[fx.Node]:
-    """The users of ``node`` from ``anchor`` on."""
+    """Return the users of ``node`` from ``anchor`` on."""
     return [user for user in node.users if not user < anchor]

@@ -30,7 +30,6 @@ import torch
 
 from lmswap.errors import SavedTensorChanged
 from lmswap.execute import ops
-from lmswap.verify.saved_tensors import SavedBy
 
 
 class SavedStorage:
@@ -186,12 +185,12 @@ class SavedTensor:
     With no storage it holds the tensor itself.
     """
 
-    __slots__ = ("_dtype", "_offset", "_shape", "_stride", "_version", "_watched", "by", "storage")
+    __slots__ = ("_dtype", "_offset", "_shape", "_stride", "_version", "_watched", "made_by", "storage")
 
     def __init__(self, tensor: torch.Tensor, storage: SavedStorage | None) -> None:
         """``tensor`` has no grad_fn; ``storage`` is None if it is not swapped."""
         self.storage, self._version = storage, tensor._version
-        self.by: SavedBy | None = None  # in verification
+        self.made_by: str | None = None  # in verification: the module and the user's line
         self._watched = tensor
         if storage is None:
             return

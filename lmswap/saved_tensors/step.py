@@ -23,6 +23,7 @@ from lmswap.saved_tensors.recording import Recorded, Recording
 from lmswap.saved_tensors.residency import Presence
 from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, is_torchs_own
 from lmswap.saved_tensors.weak_values import Alive
+from lmswap.user_frame import user_line_and_module
 from lmswap.verify.saved_tensors import SavedCheck
 
 
@@ -120,7 +121,8 @@ class EagerStep:
         elif self.planned is not None and self.planned.saves[position - 1 : position] != (self._saves[-1],):
             self._leave_plan(position)
         if self._host.check is not None:
-            saved.by = self._host.check.saved_by(self._host.module_names)
+            source, module = user_line_and_module(self._host.module_names)
+            saved.made_by = f"module '{module}'" + (f" ({source})" if source else "")
         if self.planned is None:
             self._evict(storage)
         self._advance(position)
@@ -193,10 +195,10 @@ class EagerStep:
         tensor, storage = saved.restore(), saved.storage
         if storage is not None:
             storage.note_use_on(self._streams.current())
-        if self._host.check is None or saved.by is None or storage is None or storage.original is None:
+        if self._host.check is None or saved.made_by is None or storage is None or storage.original is None:
             return tensor
         if not storage.occupies(storage.original.untyped_storage()):
-            self._host.check.compare(saved.by, saved.view_of(storage.original), tensor, node)
+            self._host.check.compare(saved.made_by, saved.view_of(storage.original), tensor, node)
         return tensor
 
     def _is_swappable(self, tensor: torch.Tensor) -> bool:

@@ -13,26 +13,25 @@ gradients of outputs that are views made by torch outside the graphs: those of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from lmswap.errors import PlainTorchDiffers
-from lmswap.execute.codegen import is_captured
+from lmswap.execute.codegen import captured_node
 from lmswap.execute.recorder import Recorder
-from lmswap.execute.rng import rng_states, set_rng_states
+from lmswap.execute.rng import restored_rng_states, set_rng_states
 from lmswap.execute.storage import has_plain_storage
-from lmswap.verify.bitwise import difference
-from lmswap.verify.summary import Verified
+from lmswap.verify.bitwise import Comparator, effect_results, effects
+from lmswap.verify.summary import Result, Verified
 
 Region = Callable[..., Sequence[Any]]
 Gradients = tuple[torch.Tensor | None, ...]
 
-_MOST_VIEWS = 8  # between an output and the node of the graphs
 _VIEWS = "outputs are views that torch makes of the graphs' outputs"
 _TWICE = "they are differentiated themselves"
 _NOT_PLAIN = "they are not plain tensors, as in a batch of gradients, and are not compared without swaps either"
@@ -75,15 +74,10 @@ class _Run:
     """One call of the module, on copies of the graphs' inputs."""
 
     given: list[Any]  # copies that are never written; those that require gradients are leaves
-    inputs: list[Any]
     outputs: list[Any]
-    before: list[torch.Tensor]  # RNG states
-    after: list[torch.Tensor]
+    effects: list[Any]
+    rng_states: list[torch.Tensor]  # before it
     modes: _Modes
-
-    def seen(self, written: Sequence[int]) -> list[Any]:
-        """Return its results: outputs, inputs written in place, and RNG states."""
-        return [*self.outputs, *(self.inputs[position] for position in written), *self.after]
 
     def gradients(self, of: dict[int, int], given: Gradients, into: Sequence[int]) -> list[Any]:
         """Return the gradients of inputs ``into``; ``of``: by output, which of ``given`` is its gradient."""
@@ -109,7 +103,7 @@ class EagerReference:
         """``inputs``: their names; see `lmswap.capture.numerics.no_decompositions` for ``may_round_otherwise``."""
         self._module, self._names, self._device = module, inputs, device
         self._verified, self._recorder, self._may_round_otherwise = verified, recorder, may_round_otherwise
-        self._unrepeatable: set[str] = set()  # names
+        self._comparator = Comparator(verified, "{result.name} of plain torch")
         self._written: set[int] | None = None  # positions of inputs; None until it has been seen
 
     def wrap(self, graphs: Region) -> Region:
@@ -124,24 +118,21 @@ class EagerReference:
         if not _can_be_copied(arguments):
             self._leaves_out("outputs and gradients", range(len(arguments)), _NO_COPIES)
             return graphs(*arguments)
-        before = rng_states(self._device)
-        run = self._plain(arguments, before)
-        set_rng_states(before, self._device)
+        with restored_rng_states(self._device) as states:
+            run = self._eager(arguments, states)
         edges = [_edge(argument) for argument in arguments]  # taken before the graphs run: writes change them
         outputs = graphs(*arguments)
         written = sorted(self._written or ())
-        names = [f"output {i}" for i in range(len(outputs))]
-        names += [f"input {self._names[i]}, written in place," for i in written]
-        names += ["the random generator's state"] * len(before)
-        actual = [*outputs, *(arguments[i] for i in written), *rng_states(self._device)]
-        self._compare(names, run.seen(written), actual, lambda: self._again(run).seen(written))
+        results = effect_results(_named("output {}", range(len(outputs))), self._names, written, self._device)
+        actual = effects(outputs, arguments, written, self._device)
+        self._compare(results, run.effects, actual, lambda: self._again(run).effects)
         self._verified.num_plain_outputs += len(outputs)
         self._watch(run, edges, outputs)
         return outputs
 
-    def _plain(self, arguments: Sequence[Any], before: list[torch.Tensor]) -> _Run:
+    def _eager(self, arguments: Sequence[Any], states: list[torch.Tensor]) -> _Run:
         """Run the module on copies of ``arguments``; inputs that it writes, or may write, get second copies."""
-        set_rng_states(before, self._device)
+        set_rng_states(states, self._device)
         given, spare = _copies(arguments), _copies(arguments) if self._written != set() else []
         is_written = [self._written is None or position in self._written for position in range(len(given))]
         inputs = [
@@ -151,20 +142,18 @@ class EagerReference:
         versions = [_version(value) for value in inputs]
         outputs = list(self._module(*inputs))
         self._written = {position for position, value in enumerate(inputs) if _version(value) != versions[position]}
-        return _Run(given, inputs, outputs, before, rng_states(self._device), _Modes(self._device))
+        changed = effects(outputs, inputs, sorted(self._written), self._device)
+        return _Run(given, outputs, changed, states, _Modes(self._device))
 
     def _again(self, run: _Run) -> _Run:
         """Repeat a run; the current RNG states are restored."""
-        found = rng_states(self._device)
-        with run.modes:
-            again = self._plain(run.given, run.before)
-        set_rng_states(found, self._device)
-        return again
+        with restored_rng_states(self._device), run.modes:
+            return self._eager(run.given, run.rng_states)
 
     def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compare the gradients that the graphs' backward will return."""
         ends = [edge[0] for edge in edges if edge is not None]
-        node = next(filter(None, (_captured_node(output, ends) for output in outputs)), None)
+        node = next(filter(None, (captured_node(output, ends) for output in outputs)), None)
         if node is None:
             return
         of: dict[int, int] = {}  # of outputs that are the same tensor, one gets the gradient
@@ -174,7 +163,7 @@ class EagerReference:
         numbers = {edge: number for number, edge in enumerate(node.next_functions) if edge[0] is not None}
         into = {position: numbers[edge] for position, edge in enumerate(edges) if edge in numbers}
 
-        has_views = any(_captured_node(output, ends) is node is not _function(output) for output in outputs)
+        has_views = any(captured_node(output, ends) is node is not _function(output) for output in outputs)
 
         def ran(made: Gradients, given: Gradients) -> None:
             if all(gradient is None for gradient in given):
@@ -191,12 +180,11 @@ class EagerReference:
                 return
             if has_views:  # their gradients are included in those of another output
                 self._leaves_out("gradients of views that are outputs", into, _VIEWS)
-            states = rng_states(self._device)
-            expected = run.gradients(of, given, list(into))
-            set_rng_states(states, self._device)
-            names = [f"the gradient of {self._names[position]}" for position in into]
+            with restored_rng_states(self._device):
+                expected = run.gradients(of, given, list(into))
+            results = _named("the gradient of {}", (self._names[position] for position in into))
             actual = [made[number] for number in into.values()]
-            self._compare(names, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))
+            self._compare(results, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))
             self._verified.num_plain_gradients += len(into)
 
         disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.numerics.double_backward`
@@ -211,35 +199,24 @@ class EagerReference:
             self._verified.not_beside_plain.append(text)
 
     def _compare(
-        self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], again: Callable[[], Sequence[Any]]
+        self,
+        results: Sequence[Result],
+        expected: Sequence[Any],
+        actual: Sequence[Any],
+        repeat: Callable[[], Sequence[Any]],
     ) -> None:
-        """Compare every result; ``again`` repeats the run in eager mode."""
-        found = {
-            name: differs
-            for name, before, after in zip(names, expected, actual, strict=True)
-            if (differs := difference(before, after)) is not None
-        }
-        if found.keys() - self._unrepeatable:
-            pairs = zip(names, again(), again(), strict=True)
-            for name in (name for name, *same in pairs if difference(*same) is not None):
-                self._unrepeatable.add(name)
-                if f"{name} of plain torch" not in self._verified.unrepeatable:
-                    self._verified.unrepeatable.append(f"{name} of plain torch")
-        for name, differs in found.items():
-            if name in self._unrepeatable:
-                continue
+        """Compare all results; ``repeat`` repeats the run in eager mode."""
+        for result, differs in self._comparator.differences(results, expected, actual, repeat).items():
             if self._may_round_otherwise():
-                if name not in self._verified.rounded_otherwise:
-                    self._verified.rounded_otherwise.append(name)
+                if result.name not in self._verified.rounded_otherwise:
+                    self._verified.rounded_otherwise.append(result.name)
                 continue
             self._verified.num_differences += 1
-            raise PlainTorchDiffers(
-                step=self._recorder.num_steps + 1,
-                result=name,
-                num_differing=differs.num_differing,
-                num_elements=differs.num_elements,
-                first=differs.first,
-            )
+            raise PlainTorchDiffers(self._recorder.num_steps + 1, result.name, **asdict(differs))
+
+
+def _named(text: str, which: Iterable[Any]) -> list[Result]:
+    return [Result(text.format(one)) for one in which]
 
 
 def _can_be_copied(arguments: Sequence[Any]) -> bool:
@@ -286,18 +263,6 @@ def _version(argument: Any) -> int:
 
 def _function(output: Any) -> Any:
     return output.grad_fn if isinstance(output, torch.Tensor) else None
-
-
-def _captured_node(output: Any, ends: Collection[Any]) -> Any:
-    """Return the graphs' node that ``output`` comes from, also through views; None if it is an input's (``ends``)."""
-    node = _function(output)
-    for _ in range(_MOST_VIEWS):
-        if node is None or node in ends:
-            return None
-        if is_captured(node):
-            return node
-        node = node.next_functions[0][0] if node.next_functions else None
-    return None
 
 
 def _edge(argument: Any) -> Any:

@@ -6,24 +6,14 @@ where each is bitwise identical to the current content of the original storage, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import torch
 
 from lmswap.errors import ResultDiffers
 from lmswap.execute.recorder import Recorder
-from lmswap.user_frame import user_line_and_module
 from lmswap.verify.bitwise import difference
 from lmswap.verify.summary import Verified
-
-
-@dataclass(frozen=True)
-class SavedBy:
-    """The module and the line of user code that saved a tensor."""
-
-    module: str
-    source: str
 
 
 class SavedCheck:
@@ -33,16 +23,11 @@ class SavedCheck:
         """``recorder``: gives the step number for errors."""
         self._verified, self._recorder = verified, recorder
 
-    def saved_by(self, names: Mapping[int, str]) -> SavedBy:
-        """Return the module and user line that run now; ``names``: the model's module names by identity."""
-        source, module = user_line_and_module(names)
-        return SavedBy(module, source)
-
-    def compare(self, by: SavedBy, expected: torch.Tensor, restored: torch.Tensor, node: str) -> None:
+    def compare(self, made_by: str, expected: torch.Tensor, restored: torch.Tensor, node: str) -> None:
         """Compare a restored tensor with the original.
 
         Args:
-            by: where the tensor was saved.
+            made_by: the module and the user's line that saved the tensor.
             expected: the view of the original storage, which autograd would have used.
             restored: the view that ``node`` of the backward gets.
             node: the node's name.
@@ -51,16 +36,7 @@ class SavedCheck:
             ResultDiffers: they are not bitwise identical.
         """
         self._verified.num_saved += 1
-        differs = difference(expected, restored)
-        if differs is None:
-            return
-        self._verified.num_differences += 1
-        raise ResultDiffers(
-            step=self._recorder.num_steps + 1,
-            result=f"saved tensor unpacked by {node}, {list(restored.shape)} of {restored.dtype}",
-            made_by=f"module '{by.module}'" + (f" ({by.source})" if by.source else ""),
-            num_differing=differs.num_differing,
-            num_elements=differs.num_elements,
-            first=differs.first,
-            is_nan=differs.is_nan,
-        )
+        if (differs := difference(expected, restored)) is not None:
+            self._verified.num_differences += 1
+            result = f"saved tensor unpacked by {node}, {list(restored.shape)} of {restored.dtype}"
+            raise ResultDiffers(self._recorder.num_steps + 1, result, made_by, **asdict(differs))

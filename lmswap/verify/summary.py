@@ -62,9 +62,14 @@ class Verified:
 
 @dataclass(frozen=True)
 class Result:
-    """One value that a graph returns: its name in messages, the op that makes it, and swapped inputs of that op."""
+    """One compared value: its name in messages, the op that makes it, and swapped inputs of that op."""
 
-    name: str  # "output 0", "gradient of encoder.0.weight"
-    op: str
-    source: str  # the user's own line
-    moved: tuple[str, ...]  # buffers that were swapped or recomputed, the nearest first
+    name: str  # "output 0", "the gradient of encoder.0.weight"
+    op: str = "its graph"
+    source: str = ""  # the user's own line
+    moved: tuple[str, ...] = ()  # buffers that were swapped or recomputed, the nearest first
+
+    @property
+    def made_by(self) -> str:
+        """The op and the user's line, for messages."""
+        return self.op + (f" ({self.source})" if self.source else "")

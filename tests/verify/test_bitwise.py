@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.verify.bitwise import difference
+from lmswap.verify.bitwise import bitwise_equal, difference
 
 TENSORS = {
     "one element of two": lambda: torch.ones(2)[::2],
@@ -31,6 +31,33 @@ def test_equal_tensors_do_not_differ_and_one_changed_element_is_found(make):
         found = difference(tensor, same)
         assert (found.num_differing, found.num_elements) == (1, tensor.numel())
         assert f"first at {[size - 1 for size in tensor.shape]}" in found.first
+
+
+LAYOUTS = {
+    "scalar": torch.tensor(1.0),
+    "empty": torch.empty(0),
+    "bool": torch.ones(3, dtype=torch.bool),
+    "complex": torch.ones(2, 2, dtype=torch.complex64),
+    "conjugate": torch.ones(2, 2, dtype=torch.complex64).conj(),
+    "float8": torch.ones(8).to(torch.float8_e4m3fn),
+    "channels_last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "with_gaps": torch.ones(4, 6)[:, ::2],
+    "expanded": torch.ones(3).expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_equal_bits_are_seen_in_any_layout(name):
+    tensor = LAYOUTS[name]
+    assert bitwise_equal(tensor, tensor.clone(memory_format=torch.preserve_format))
+
+
+def test_bits_count_not_values():
+    assert bitwise_equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not bitwise_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
+    one, other = torch.zeros(2**23), torch.zeros(2**23)
+    other[-1] = 1e-45  # in another piece than the first
+    assert not bitwise_equal(one, other)
 
 
 class Sampled(nn.Module):

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from lmswap.errors import DoubleBackward
-from lmswap.execute.codegen import is_captured
+from lmswap.execute.codegen import captured_node
 from lmswap.execute.storage import has_plain_storage
 
 Gradients = tuple[Tensor | None, ...]
-
-_MOST_VIEWS = 8  # between an output and that node
 
 
 def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
@@ -27,7 +25,7 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
     It returns the message of the DoubleBackward raised when those gradients are differentiated; for a batch of
     gradients (is_grads_batched) it is raised at once.
     """
-    node = next(filter(None, map(_captured_node, outputs)), None)
+    node = next(filter(None, map(captured_node, outputs)), None)
     if node is None:
         return
 
@@ -71,13 +69,3 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise DoubleBackward(ctx.sentence)
-
-
-def _captured_node(output: Any) -> Any:
-    """Return the graph's node that ``output`` comes from, also through views; None if there is none."""
-    node = output.grad_fn if isinstance(output, Tensor) else None
-    for _ in range(_MOST_VIEWS):
-        if node is None or is_captured(node):
-            return node
-        node = node.next_functions[0][0] if node.next_functions else None
-    return None

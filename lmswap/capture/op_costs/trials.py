@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from lmswap.capture.lower import tensors
+from lmswap.verify.bitwise import bitwise_equal
 
 # First runs also pay for the first access to memory: on two cores of a virtual machine the backward of a convolution at
 # 128³ took 0.63 s, then 0.25 s twice. Two runs are enough where an op takes longer than this; ops of microseconds need
@@ -25,7 +26,6 @@ _REPEATS = 3
 _CLOSE = 0.9  # a run that takes at least this share of the previous one was warm
 _MOST_FILLS = 64  # before a launch: 2 ms of an H100; an op that waits for the device is never queued in time
 _HOST_MARGIN = 3  # factor on the host's measured time
-_COMPARED_BYTES = 2**24  # compared at once: a comparison takes as much memory
 
 
 class ScratchMeter(Protocol):
@@ -165,18 +165,3 @@ class _Backward(torch.autograd.Function):
 
 def _are_same(some: list[torch.Tensor], others: list[torch.Tensor], compared: Callable[[torch.Tensor], bool]) -> bool:
     return all(bitwise_equal(a, b) for a, b in zip(some, others, strict=True) if compared(a))
-
-
-def bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype and layout are bitwise identical: NaN equals NaN, and 0 is not -0."""
-    a, b = _bytes(one), _bytes(other)
-    starts = range(0, len(a), _COMPARED_BYTES)
-    return all(torch.equal(a[i : i + _COMPARED_BYTES], b[i : i + _COMPARED_BYTES]) for i in starts)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements' bytes, in memory order where dense."""
-    tensor = tensor.resolve_conj().resolve_neg()
-    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor.contiguous().view(-1)
-    return flat.view(torch.uint8)
