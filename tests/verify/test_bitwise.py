@@ -1,11 +1,15 @@
 """Bitwise comparison of results of any strides and kind."""
 
+import itertools
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import nn
 
 import lmswap
-from lmswap.verify.bitwise import bitwise_equal, difference
+from lmswap.verify.bitwise import Comparator, bitwise_equal, difference, effect_results, effects
+from lmswap.verify.summary import Result, Verified
 
 TENSORS = {
     "one element of two": lambda: torch.ones(2)[::2],
@@ -58,6 +62,37 @@ def test_bits_count_not_values():
     one, other = torch.zeros(2**23), torch.zeros(2**23)
     other[-1] = 1e-45  # in another piece than the first
     assert not bitwise_equal(one, other)
+
+
+def test_a_result_that_the_reference_does_not_repeat_is_named_and_excluded():
+    verified, noise = Verified("model"), itertools.count()
+    comparator = Comparator(verified, "{result.name} of eager mode")
+    results = [Result("steady"), Result("noisy")]
+
+    def run():
+        return [torch.zeros(2), torch.full((2,), float(next(noise)))]
+
+    assert comparator.differences(results, run(), run(), run) == {}
+    assert verified.unrepeatable == ["noisy of eager mode"]
+    never = Mock(side_effect=AssertionError)
+    assert comparator.differences(results, run(), run(), never) == {}  # known already
+    (found,) = comparator.differences(results, run(), [torch.ones(2), torch.ones(2)], run)
+    assert found.name == "steady"
+    assert verified.unrepeatable == ["noisy of eager mode"]
+
+
+def test_effects_of_a_call_are_outputs_written_inputs_and_rng_states():
+    device = torch.device("cpu")
+    inputs = [torch.zeros(1), torch.ones(1)]
+    values = effects([torch.full((1,), 2.0)], inputs, [1], device)
+    results = effect_results([Result("output 0")], ["a", "b"], [1], device)
+    assert [result.name for result in results] == [
+        "output 0",
+        "input b (written in place)",
+        "the random generator's state",
+    ]
+    assert [float(value[0]) for value in values[:2]] == [2.0, 1.0]
+    assert torch.equal(values[2], torch.get_rng_state())
 
 
 class Sampled(nn.Module):
