@@ -14,6 +14,8 @@ from lmswap.verify.summary import Verified
 class StepFigures:
     """One model's step as planned and as it ran.
 
+    ``model`` and ``device`` are display names, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the requested one.
+
     Predicted fields are None until the step is captured and planned, and where it followed no plan; measured ones until
     a step has finished. They are of step number ``step``: the last with a backward, or, if none of the ``steps`` so far
     had one, the last; ``trains`` says which. Measured peaks cover the time from the end of the previous step to the
