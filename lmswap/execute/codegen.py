@@ -51,6 +51,11 @@ class SegmentGraph:
         return output
 
     @property
+    def returned(self) -> list[Any]:
+        """The outputs returned to the caller; all but constants are nodes."""
+        return list(self.output.args[0])[: self.num_user_outputs]  # type: ignore[arg-type]
+
+    @property
     def saved(self) -> list[Any]:
         """The outputs saved for the backward; all but integers are nodes."""
         return list(self.output.args[0])[self.num_user_outputs :]  # type: ignore[arg-type]

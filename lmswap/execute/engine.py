@@ -88,7 +88,10 @@ class SwapEngine:
             is_whole: copy ``x``'s own bytes only: a compiler may have placed it in a larger storage.
 
         Returns:
-            The token, the only owner of the tier's bytes.
+            The token, one int64 on the CPU, the only owner of the tier's bytes.
+
+        Raises:
+            TierError: the tier's limit, or what the machine has, does not allow for these bytes.
         """
         storage = x.untyped_storage()
         first, nbytes = 0, int(storage.nbytes())
@@ -108,20 +111,28 @@ class SwapEngine:
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
-        """Make compute wait for the swap-out; ``x`` has no later use, and its memory is free from here on."""
+        """Make compute wait for the swap-out; ``x`` has no later use, and its memory is free from here on.
+
+        Raises:
+            TransferError: the copy failed.
+        """
         self.wait_out(token)
         if self._audit is not None:
             self._audit.out_waited(int(token), x.untyped_storage())
 
     def wait_out(self, token: torch.Tensor) -> None:
-        """Make compute wait for the swap-out of a tensor that others may still use."""
+        """Make compute wait for the swap-out of a tensor that others may still use.
+
+        Raises:
+            TransferError: the copy failed.
+        """
         handle = int(token)
         self.native.out_done(handle, self._stream())
         self._held.pop(self.native.out_transfer(handle), None)
         self.recorder.sample_memory()
 
     def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
-        """Allocate device memory, queue the swap-in, and return the memory as uint8."""
+        """Allocate device memory, queue the swap-in, and return the memory: uint8, one element a byte swapped out."""
         handle = int(token)
         # The bytes swapped out, not those traced: an operator may make a storage of another size than its fake kernel.
         nbytes = self.native.nbytes(handle)
@@ -143,7 +154,9 @@ class SwapEngine:
         """Make compute wait for the bytes of ``token`` in ``flat``, which `in_start` returned.
 
         Raises:
-            BytesChanged: these are not the bytes swapped out; detected in copies from disk, and in all audited ones.
+            BytesChanged: these are not the bytes swapped out; detected in copies from disk or from compressed memory,
+                and in all audited ones.
+            TransferError: a copy failed.
         """
         handle = int(token)
         transfer = self._arriving.pop(handle)

@@ -18,10 +18,9 @@ Positions = Mapping[int, int]  # position in a graph's results or arguments → 
 
 def output_positions(graph: SegmentGraph, program: Program) -> Positions:
     """Return the positions of outputs in a forward's results, or of outputs and tangents in a backward's arguments."""
-    kind, nodes = BufferKind.TANGENT, graph.module.graph.find_nodes(op="placeholder")
+    kind, nodes = BufferKind.TANGENT, graph.inputs
     if graph.phase != "backward":
-        (output,) = graph.module.graph.find_nodes(op="output")
-        kind, nodes = BufferKind.OUTPUT, output.args[0][: graph.num_user_outputs]
+        kind, nodes = BufferKind.OUTPUT, graph.returned
     handed = {buffer.id for buffer in program.buffers if buffer.kind in (kind, BufferKind.OUTPUT)}
     buffers = {position: graph.buffer_of.get(node, -1) for position, node in enumerate(nodes)}
     return {position: buffer for position, buffer in buffers.items() if buffer in handed}
