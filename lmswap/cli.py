@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2: refused or failed, with a sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own = _num_own(arguments)
-    options = make_parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
+    options = make_parser().parse_args(arguments[:own], argparse.Namespace(words=arguments, rest=arguments[own:]))
     try:
         return int(options.run(options))
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe

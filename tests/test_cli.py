@@ -18,7 +18,6 @@ from lmswap.commands.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.survey import survey
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from lmswap.ir.network import PRESETS
 from lmswap.ir.plan import Recompute
 from lmswap.plan import POLICIES
 from tests.ir.build import build
@@ -183,44 +182,6 @@ def test_a_plan_can_be_looked_at_as_a_page(files, tmp_path, capsys):
     assert "must end in .html" in capsys.readouterr().err  # before the budget is looked at
 
 
-RANKS = ["--budget", "64MiB", "--policy", "none", "--network", "x86"]
-
-
-def test_ranks_are_planned_up_to_their_number(files, capsys):
-    assert plan(files, *RANKS, "--ranks", "6") == 0
-    text = capsys.readouterr().out
-    assert "x86, PCIe gen3, two GPUs a bus; all-reduce: ring" in text
-    assert "1.00 MiB in 1 buckets, summed as the backward makes them" in text
-    assert not too_wide(text)
-    rows = [line.split() for line in text.splitlines() if line.lstrip()[:1].isdigit()]
-    assert [row[0] for row in rows] == ["1", "2", "4", "6"]
-
-
-def test_ranks_as_json_have_the_figures(files, capsys):
-    assert plan(files, *RANKS, "--ranks", "2", "--json") == 0
-    data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["algorithm"]) == ("lmswap.plan.ranks/2", "ring")
-    assert (data["gradient_bytes"], data["num_buckets"]) == (MIB, 1)
-    alone, both = data["ranks"]
-    assert (alone["num_ranks"], alone["all_reduce_seconds"], alone["hidden_share"]) == (1, 0, None)
-    # The gradient is the last to be made: what two ranks need for 1 MiB at 7.6 GB/s lengthens the step.
-    assert both["all_reduce_seconds"] == pytest.approx(MIB / 7.6e9)
-    assert both["step_seconds"] == pytest.approx(alone["step_seconds"] + MIB / 7.6e9)
-    assert both["lower_bound_seconds"] <= both["step_seconds"]
-    assert both["efficiency"] == pytest.approx(alone["step_seconds"] / both["step_seconds"])
-
-
-def test_a_network_can_be_described_in_a_file(files, capsys):
-    (files / "network.json").write_text(PRESETS["ac922"].to_json())
-    found = []
-    for network in ("ac922", str(files / "network.json")):
-        assert plan(files, *RANKS[:-1], network, "--ranks", "16", "--json") == 0
-        found.append(capsys.readouterr().out)
-    assert found[0] == found[1]
-    # Hierarchical: nodes are full.
-    assert [row["num_ranks"] for row in json.loads(found[0])["ranks"]] == [1, 2, 4, 8, 16]
-
-
 def test_a_budget_may_be_a_share_of_the_unplanned_peak(files, capsys):
     assert plan(files, "--budget", "150%", "--policy", "none", "--json") == 0
     assert json.loads(capsys.readouterr().out)["budget_bytes"] == PEAK_BYTES * 3 // 2
@@ -264,12 +225,6 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
         (["--budget", "1GiB", "--min-swap", "x"], "--min-swap 'x' is not a byte count"),
         (["--budget", "1GiB", "--machine", "missing.json"], "cannot read 'missing.json': No such file or directory"),
         (["--budget", "1GiB", "--machine", __file__], "test_cli.py': not a machine description"),
-        (["--budget", "1GiB", "--ranks", "2"], "--ranks needs --network: a file, or one of ac922, x86"),
-        (["--budget", "1GiB", "--ranks", "2", "--network", "nvlink"], "takes a file, or one of ac922, x86"),
-        (["--budget", "1GiB", "--ranks", "2", "--network", "."], "cannot read '.': it is a directory, not a file"),
-        (["--budget", "1GiB", "--ranks", "2", "--network", __file__], "test_cli.py': not a network description"),
-        (["--budget", "1GiB", "--ranks", "9", "--network", "x86"], "is one node of 8 ranks, not of 9"),
-        (["--budget", "1GiB", "--ranks", "0", "--network", "x86"], "there must be 1 rank or more, not 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(files, capsys, change, sentence):
@@ -353,6 +308,14 @@ def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
     assert issubclass(PlanInfeasible, LmswapError)
     assert plan(files, "--budget", "8MiB") == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ranks_name_the_command_that_took_their_place_with_the_same_arguments(capsys):
+    line = "program.json --budget 40% --ranks 16 --network ac922 --json"
+    assert cli.main(["plan", *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert f"python -m benchmarks.distributed predict {line}\n" in shown.err
+    assert not shown.out and shown.err.count("\n") == 1
 
 
 def test_bench_names_the_command_that_took_its_place_with_the_same_arguments(capsys):

@@ -22,6 +22,8 @@ from benchmarks.distributed import unet3d
 from benchmarks.distributed.conductor import Group, compare_in_turns
 from benchmarks.distributed.lars import TRUST, Lars
 from benchmarks.distributed.launch import Launcher, RanksFailed, budget_bytes
+from benchmarks.distributed.prediction.network import Network as SimulatedNetwork
+from benchmarks.distributed.prediction.ranks import Ranks as SimulatedRanks
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Efficiency, Prediction, Results, Training
 from benchmarks.distributed.schedule import learning_rate
@@ -31,8 +33,6 @@ from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.checkpoint import load_state
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Rate
-from lmswap.ir.network import Network as SimulatedNetwork
-from lmswap.ir.ranks import Ranks as SimulatedRanks
 from tests.distributed_sums import sum_in_ways
 from tests.distributed_training import Network
 from tests.processes import end, start

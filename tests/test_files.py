@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from benchmarks.distributed import __main__ as distributed
 from lmswap import cli
 from lmswap.errors import LmswapError
 from lmswap.files import read_text
@@ -52,7 +53,8 @@ def commands(tmp_path, capsys):
 
     def command(*arguments):
         def run(path):
-            assert cli.main([argument or path for argument in arguments]) == 2
+            main = distributed.main if arguments[0] == "predict" else cli.main
+            assert main([argument or path for argument in arguments]) == 2
             return capsys.readouterr().err
 
         return run
@@ -68,7 +70,9 @@ def commands(tmp_path, capsys):
     return {
         "program": command("plan", "", "--machine", machine, "--budget", "90%"),
         "machine": command("plan", program, "--machine", "", "--budget", "90%"),
-        "network": command("plan", program, "--machine", machine, "--budget", "90%", "--ranks", "2", "--network", ""),
+        "network": command(
+            "predict", program, "--machine", machine, "--budget", "90%", "--ranks", "2", "--network", ""
+        ),
         "plan": refused(PinnedPlans.read),
         "diff": command("diff", "", ""),
         "trace": refused(read_traces),

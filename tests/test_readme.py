@@ -39,6 +39,9 @@ ELSEWHERE = {
         "tests/test_distributed_recipes.py"
     ),
     "python -m benchmarks.distributed scale --ranks 2": "tests/test_distributed_recipes.py",
+    "python -m benchmarks.distributed predict program.json --budget 40% --ranks 16 --network ac922": (
+        "tests/benchmarks/distributed/test_command.py"
+    ),
     f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": "tests/test_distributed_recipes.py",
     "make conformance soak fuzz judge": "tests/benchmarks/test_judge.py",
     "make wheel": "tests/test_wheel.py",
@@ -172,7 +175,7 @@ def is_benchmark(command: str) -> bool:
 def run_here() -> list[Any]:
     """The commands of lmswap; two measure the whole machine, others differ from one that is quick in an argument."""
     plan = "lmswap plan program.json --budget"
-    slow = {f"{plan} {how}" for how in ("2GiB", "40% --effort 4 --json", "40% --ranks 16 --network ac922")}
+    slow = {f"{plan} {how}" for how in ("2GiB", "40% --effort 4 --json")}
     slow |= {"lmswap doctor", "lmswap links", "lmswap diff one.json one.json", "lmswap verify train.py"}
     slow.add("lmswap profile --steps 5:10 -- python train.py")
     here = [command for command in commands() if command.startswith("lmswap")]

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.console import make_console
+from benchmarks.distributed import __main__ as distributed
+from benchmarks.distributed.prediction.network import PRESETS
 from lmswap import cli
 from lmswap.analyze.cost import roofline
 from lmswap.errors import OptionError, PlanMismatch
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from lmswap.ir.network import PRESETS
 from lmswap.plan import make_plan
 from lmswap.plan.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.text import print_result, render_text
@@ -89,7 +90,7 @@ def test_no_command_prints_a_control_character_out_of_a_file(tmp_path, capsys, w
     commands = {
         "program": [planned],
         "machine": [planned],
-        "network": [[*planned, "--ranks", "2", "--network", files["network"]]],
+        "network": [["predict", *planned[1:], "--ranks", "2", "--network", files["network"]]],
         "plan": [["diff", files["plan"], files["other plan"]], ["diff", files["other plan"], files["plan"]]],
         "trace": [["profile", "--read", files["trace"]]],
     }
@@ -97,7 +98,8 @@ def test_no_command_prints_a_control_character_out_of_a_file(tmp_path, capsys, w
     for key in sorted(keys_of(data)):
         files[which].write_text(json.dumps(poisoned(data, key)))
         for command in commands[which]:
-            cli.main(list(map(str, command)))
+            main = distributed.main if command[0] == "predict" else cli.main
+            main(list(map(str, command)))
             done = capsys.readouterr()
             assert is_clean(done.out) and is_clean(done.err), key
             shown |= {key} if "owned" in done.out + done.err else set()

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from benchmarks.case_study.predict import FUSED, SMALL
 from benchmarks.case_study.published import EPOCH_SECONDS_TOGETHER, STEPS_PER_EPOCH
+from benchmarks.distributed.prediction.network import PRESETS
+from benchmarks.distributed.prediction.ranks import Ranks
+from benchmarks.distributed.prediction.scaling import Scaling, plan_ranks
 from benchmarks.programs.corpus import load_machine, load_program
 from benchmarks.programs.replay import MIN_SWAP_BYTES
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.commands.ranks import Scaling, plan_ranks
-from lmswap.ir.network import PRESETS
-from lmswap.ir.ranks import Ranks
 
 MACHINE, NETWORK = "v100_nvlink2", "ac922"
 

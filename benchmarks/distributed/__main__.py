@@ -17,6 +17,7 @@ import torch
 from benchmarks.distributed import allreduce, efficiency, resnet50, unet3d
 from benchmarks.distributed.conductor import compare_in_turns
 from benchmarks.distributed.launch import Launcher, RanksFailed, compare, scale
+from benchmarks.distributed.prediction import command
 from benchmarks.distributed.results import Results, join
 from benchmarks.distributed.tables import write_page
 from benchmarks.unet3d.brats import DataError
@@ -60,6 +61,8 @@ RECIPES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 0 if all ranks finished, 1 if some failed, 2 for bad input, 130 for Ctrl-C."""
     arguments = make_parser().parse_args(argv)
+    if arguments.recipe == "predict":
+        return run_to_end("distributed", lambda: command.run(arguments))
     launching = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     launching.add_argument("recipe")
     _add_launching(launching, RECIPES[arguments.recipe])
@@ -107,6 +110,8 @@ def make_parser() -> argparse.ArgumentParser:
         its = recipes.add_parser(name, help=choice.summary, description=choice.summary, allow_abbrev=False)
         _add_launching(its, choice)
         choice.add_arguments(its)
+    summary = "no training: the cost of 1, 2, 4 ... ranks, predicted for a captured program"
+    command.add_arguments(recipes.add_parser("predict", help=summary, description=summary))
     return parser
 
 

@@ -23,6 +23,9 @@ from torch import distributed, nn
 import lmswap
 from benchmarks.distributed.conductor import Turns
 from benchmarks.distributed.entry import measure, recipe_parser
+from benchmarks.distributed.prediction.network import Network
+from benchmarks.distributed.prediction.predict import RanksStep, predict_ranks
+from benchmarks.distributed.prediction.ranks import Ranks as SimulatedRanks
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Efficiency, Prediction, Results, describe_origin
 from benchmarks.distributed.sums import SumProbe
@@ -31,9 +34,6 @@ from benchmarks.programs.models import Bottleneck, Gpt, TransformerBlock, resnet
 from benchmarks.unet3d.commands.arguments import positive
 from benchmarks.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
 from lmswap.hardware.device import default_device
-from lmswap.ir.network import Network
-from lmswap.ir.ranks import Ranks as SimulatedRanks
-from lmswap.plan.ranks import RanksStep, predict_ranks
 from lmswap.reporting.report import Report
 from lmswap.session.plan_file import PinnedPlans
 

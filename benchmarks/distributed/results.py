@@ -15,12 +15,12 @@ import cattrs
 import torch
 
 from benchmarks.compact import to_json
+from benchmarks.distributed.prediction.network import Network
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.files import write_text
 from benchmarks.unet3d.study import Machine, describe_machine
 from lmswap.hardware.device import describe_device
-from lmswap.ir.network import Network
 
 SCHEMA = "lmswap.distributed/1"
 

@@ -16,10 +16,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import distributed
 
+from benchmarks.distributed.prediction.network import Network
 from benchmarks.distributed.ranks import Ranks
 from lmswap.hardware.microbench import convolution
 from lmswap.ir.machine import Rate
-from lmswap.ir.network import Network
 
 BUCKET_BYTES = 25 * 2**20
 # Two ranks that sum the smallest hand 4 KiB to each other, as 256 do of the first bucket, of 1 MiB.

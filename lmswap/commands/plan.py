@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.table import Table
 from rich.text import Text
 
-from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
 from lmswap.files import read_text
 from lmswap.ir.bytesize import SHARE, format_bytes, parse_budget, parse_bytes, parse_share
-from lmswap.ir.costs import OpCosts
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
-from lmswap.ir.network import PRESETS, Network
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
-from lmswap.ir.ranks import Ranks
 from lmswap.ir.timeline import Timeline
 from lmswap.plan import POLICIES
 from lmswap.reporting import make_explanation
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
     from lmswap.commands import Commands
 
 _Described = TypeVar("_Described")
-_NETWORKS = f"a file, or one of {', '.join(PRESETS)}"
 
 
 def add_to(commands: Commands) -> None:
@@ -61,11 +56,11 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--tier", choices=("host", "disk", "compressed", "peer"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
-    parser.add_argument("--ranks", type=int, metavar="N", help="predict 1, 2, 4 … N ranks that train together")
-    parser.add_argument("--network", metavar="FILE|NAME", help="a network description, ac922 or x86; for --ranks")
+    for moved in ("--ranks", "--network"):  # to benchmarks.distributed, which `run` names for one release
+        parser.add_argument(moved, help=argparse.SUPPRESS)
     parser.add_argument("--all-buffers", action="store_true", help="print all buffers, not the ten largest")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too; not of ranks")
+    parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too")
     parser.set_defaults(run=run)
 
 
@@ -75,25 +70,24 @@ def run(options: argparse.Namespace) -> int:
     from lmswap.analyze.memory import StepMemory
     from lmswap.plan import simulate
 
+    if options.ranks is not None:
+        command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
+        raise OptionError(f"'--ranks' has moved out of the package; in a checkout of lmswap, run: {command}")
     page = Path(options.html) if options.html else None
     if page is not None:
         check_can_write(page)
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
-    program = _load(options.program, Program.from_json)
-    machine = _load(options.machine, Machine.from_json) if options.machine else _this_machine(options.tier)
+    program = read_described(options.program, Program.from_json)
+    machine = read_described(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
     costs = roofline(program, machine)
     memory, fixed = StepMemory(program, costs), program.fixed or FixedMemory()
-    budget_bytes = _budget_bytes(options.budget, memory, fixed)
+    budget_bytes = parse_step_budget(options.budget, memory, fixed)
     limits: dict[str, Any] = {
         "tier": options.tier or machine.tiers[0].name,
         "min_swap_bytes": min_swap_bytes,
     }
     if options.effort != 1:
         limits["effort"] = options.effort
-    if options.ranks is not None:
-        limits["budget_bytes"] = budget_bytes - fixed.total_bytes()
-        print_result(_ranks(options, program, costs, machine, limits))
-        return 0
     started = time.perf_counter()
     plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
     planning_seconds = time.perf_counter() - started
@@ -148,22 +142,7 @@ def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, m
     write_page(path, (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes, summary=summary)
 
 
-def _ranks(
-    options: argparse.Namespace, program: Program, costs: OpCosts, machine: Machine, limits: dict[str, Any]
-) -> str:
-    """Return what is printed for several ranks."""
-    if options.network is None:
-        raise OptionError(f"--ranks needs --network: {_NETWORKS}")
-    if options.network not in PRESETS and not os.path.lexists(options.network):
-        raise OptionError(f"no network is called '{options.network}', and no file: --network takes {_NETWORKS}")
-    network = PRESETS.get(options.network) or _load(options.network, Network.from_json)
-    ranks = Ranks(options.ranks, network)
-    scaling = plan_ranks(options.policy, program, costs, machine, ranks, **limits)
-    figures = ranks_figures(scaling)
-    return json.dumps(figures, indent=1) if options.json else ranks_text(scaling, machine, figures)
-
-
-def _budget_bytes(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
+def parse_step_budget(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
     """Parse a budget: bytes, or a share of the step's unplanned peak, plus the fixed memory."""
     share = parse_share(text, of="the unplanned peak")
     if share is None:
@@ -221,7 +200,8 @@ def _counted(program: Program, plan: Plan, budget_bytes: int) -> str:
     return f"{' + '.join(f'{format_bytes(n)} {what}' for what, n in parts if n)}; counted as by lmswap.enable"
 
 
-def _this_machine(tier: str | None) -> Machine:
+def this_machine(tier: str | None) -> Machine:
+    """Return this machine, with ``tier`` or that of its device, measured or remembered."""
     from lmswap.hardware.device import default_device, default_tier
     from lmswap.hardware.measure import describe_machine
 
@@ -229,7 +209,7 @@ def _this_machine(tier: str | None) -> Machine:
     return describe_machine(device, tier or default_tier(device.type))
 
 
-def _load(path: str, parse: Callable[[str], _Described]) -> _Described:
+def read_described(path: str, parse: Callable[[str], _Described]) -> _Described:
     """Parse the text of a file; errors name the file."""
     try:
         text = read_text(path)

@@ -1,4 +1,4 @@
-"""Lower bounds on the seconds of any plan of a step, with the prices that prove them; for one rank and for several."""
+"""Lower bounds on the seconds of any plan of a step, with the prices that prove them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,3 @@ class Certificate:
 
     def __repr__(self) -> str:
         return f"<certificate of {self.seconds:.4g} s, by {len(self.cuts)} cuts; see its fields>"
-
-
-@dataclass(frozen=True)
-class RanksCertificate:
-    """No plan that all ranks follow takes less than ``seconds`` a step, all-reduces of gradients included.
-
-    ``alone`` bounds one rank's step without the network. ``before``, if any, bounds the step truncated after the op
-    that bucket ``bucket`` waits for: only then can it and all later ones be all-reduced, one after the other.
-    """
-
-    seconds: float
-    alone: Certificate
-    bucket: int | None = None
-    before: Certificate | None = None

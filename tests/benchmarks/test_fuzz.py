@@ -19,7 +19,7 @@ tests/fuzz/test_models.py::test_a_model:
 
   - Stopped because settings.max_examples=25
 
-tests/plan/test_ranks.py::test_a_part[of two, [a b]]:
+tests/benchmarks/distributed/test_predict.py::test_a_part[of two, [a b]]:
 
   - during generate phase (0.31 seconds):
     - Typical runtimes: ~ 1-5 ms, of which < 1ms in data generation
@@ -34,7 +34,7 @@ tests/plan/test_ranks.py::test_a_part[of two, [a b]]:
 def test_the_cases_that_passed_are_counted_by_test():
     assert fuzz.counts(PRINTED) == {
         "fuzz/test_models.py::test_a_model": 24,
-        "plan/test_ranks.py::test_a_part[of two, [a b]]": 50,
+        "benchmarks/distributed/test_predict.py::test_a_part[of two, [a b]]": 50,
     }
 
 

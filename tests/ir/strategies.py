@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from benchmarks.distributed.prediction.network import ALGORITHMS, Network
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Host, Link, Machine, Rate, Tier
-from lmswap.ir.network import ALGORITHMS, Network
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from tests.ir.build import Step
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.distributed.prediction.network import Network
 from lmswap.ir.machine import Host
-from lmswap.ir.network import Network
 from lmswap.ir.timeline import Lane, Span
 from lmswap.plan.lane_model import Lanes
 

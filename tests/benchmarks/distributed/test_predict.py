@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.distributed.prediction.certificate import RanksCertificate
+from benchmarks.distributed.prediction.network import Network
+from benchmarks.distributed.prediction.predict import predict_ranks
+from benchmarks.distributed.prediction.ranks import Ranks
+from benchmarks.distributed.prediction.verify_ranks import verify_ranks_certificate
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, PlanInvalid
-from lmswap.ir.certificate import Certificate, RanksCertificate
+from lmswap.ir.certificate import Certificate
 from lmswap.ir.machine import Rate
-from lmswap.ir.network import Network
-from lmswap.ir.ranks import Ranks
 from lmswap.ir.timeline import Lane
 from lmswap.plan import POLICIES, make_plan
-from lmswap.plan.ranks import predict_ranks
-from lmswap.plan.verify_ranks import verify_ranks_certificate
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, networks, steps
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from benchmarks.distributed.prediction.network import Network
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Machine, Rate, Tier
-from lmswap.ir.network import Network
 
 
 @dataclass(frozen=True)

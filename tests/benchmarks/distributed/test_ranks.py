@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.distributed.prediction.network import PRESETS, Network
+from benchmarks.distributed.prediction.ranks import Ranks
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Rate, Tier
-from lmswap.ir.network import PRESETS, Network
-from lmswap.ir.ranks import Ranks
 from tests.ir.build import unit_machine
 
 WITHIN, BETWEEN = Rate.constant(8.0, 0.25), Rate.constant(2.0, 1.0)

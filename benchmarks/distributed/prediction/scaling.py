@@ -1,4 +1,4 @@
-"""`lmswap plan --ranks`: predicts a step of 1, 2, 4 … ranks that train together."""
+"""Prediction of a step of 1, 2, 4 … ranks that train together, and its presentation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.distributed.prediction.ddp_buckets import fill_buckets
+from benchmarks.distributed.prediction.predict import RanksStep, predict_ranks
+from benchmarks.distributed.prediction.ranks import Ranks
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.ir.ranks import Ranks
 from lmswap.plan import make_plan
-from lmswap.plan.ddp_buckets import fill_buckets
-from lmswap.plan.ranks import RanksStep, predict_ranks
 from lmswap.reporting.text import format_seconds, render_text
 
 

@@ -24,20 +24,20 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from lmswap.ir.certificate import RanksCertificate
+from benchmarks.distributed.prediction.certificate import RanksCertificate
+from benchmarks.distributed.prediction.ddp_buckets import Bucket, fill_buckets
+from benchmarks.distributed.prediction.network import Network
+from benchmarks.distributed.prediction.network_lane import RankLanes, Sum
+from benchmarks.distributed.prediction.ranks import Ranks
+from benchmarks.distributed.prediction.verify_ranks import verify_ranks_certificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.network import Network
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.ir.ranks import Ranks
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan.certify import certify
-from lmswap.plan.ddp_buckets import Bucket, fill_buckets
-from lmswap.plan.network_lane import RankLanes, Sum
 from lmswap.plan.simulate import simulate
-from lmswap.plan.verify_ranks import verify_ranks_certificate
 
 
 @dataclass(frozen=True)

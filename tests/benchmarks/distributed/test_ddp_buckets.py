@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import _compute_bucket_assignment_by_size
 
-from lmswap.plan.ddp_buckets import fill_buckets
+from benchmarks.distributed.prediction.ddp_buckets import fill_buckets
 from tests.ir.build import build
 
 MIB = 2**20

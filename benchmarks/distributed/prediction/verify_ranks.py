@@ -1,6 +1,6 @@
-"""Independent verifier of a bound for several ranks: shares no code with `ranks` or `ddp_buckets`.
+"""Independent verifier of a bound for several ranks: shares no code with `predict` or `ddp_buckets`.
 
-`lmswap.plan.ranks` has the proof. A certificate of the step truncated after an op bounds the whole step up to the first
+`predict` has the proof. A certificate of the step truncated after an op bounds the whole step up to the first
 run of that op: a plan up to there is a plan for those ops alone, in which buffers that are only needed later may be
 dropped at once. So less has to be resident, copied or recomputed.
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.distributed.prediction.certificate import RanksCertificate
+from benchmarks.distributed.prediction.ranks import Ranks
 from lmswap.errors import PlanInvalid
-from lmswap.ir.certificate import RanksCertificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
-from lmswap.ir.ranks import Ranks
 from lmswap.plan.verify_certificate import verify_certificate
 
 _TOLERANCE = 1e-9

@@ -21,7 +21,7 @@ class Network:
 
     ``within_node`` is the rate of one rank to another of its node, ``between_nodes`` that of a whole node to another,
     None if there is one node only; each while as much is received. ``ranks_per_host_link`` ranks swap over one
-    link to the host. ``algorithm``, one of `ALGORITHMS`, is that of the all-reduce: see `lmswap.ir.ranks`.
+    link to the host. ``algorithm``, one of `ALGORITHMS`, is that of the all-reduce: see `ranks`.
 
     ``busy_factor`` is the share of its rate that an all-reduce keeps while devices compute, ``compute_factor`` the
     share of its speed that compute keeps meanwhile: sums take cores of a CPU, or multiprocessors of a GPU.
