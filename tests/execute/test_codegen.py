@@ -1,4 +1,4 @@
-"""What forward and backward graphs pass to each other."""
+"""Values that forward graphs pass to backward graphs."""
 
 import torch
 from torch import fx
