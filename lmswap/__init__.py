@@ -71,11 +71,22 @@ def __dir__() -> list[str]:
 
 
 def _import(module: str) -> None:
-    """Import ``module`` and report the wait; keep the state of `random`, from which rich draws a number meanwhile."""
+    """Import ``module`` and report the wait; keep the state of `random`, from which rich draws a number meanwhile.
+
+    Raises:
+        ImportError: the installed torch lacks a private name that lmswap uses.
+    """
     drawn = random.getstate()
     reported = importlib.import_module("lmswap.progress").reported
     try:
         with reported("importing what torch.compile needs"):
             importlib.import_module(module)
+    except (ImportError, AttributeError) as error:
+        if "torch" not in sys.modules:
+            raise
+        message = importlib.import_module("lmswap.torch_compat.versions").describe_missing_name(error)
+        if message is None:
+            raise
+        raise ImportError(message) from error
     finally:
         random.setstate(drawn)

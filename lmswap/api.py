@@ -17,7 +17,7 @@ from torch import fx, nn
 from lmswap.call_monitor import UNCALLED
 from lmswap.capture.specialize import has_dynamic_sizes, specialize
 from lmswap.dispatch import ModelCall
-from lmswap.errors import OptionError, without_path
+from lmswap.errors import OptionError, UntestedTorch, without_path
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
@@ -26,8 +26,11 @@ from lmswap.module_checks import check_apart, check_module, one_device, paramete
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.session import PlannedStep, Session
+from lmswap.session.diagnostics import warn
 from lmswap.session.snapshot import snapshot
-from lmswap.torch_version import warn_untested
+from lmswap.torch_compat.dynamo import OptimizedModule, original_backend
+from lmswap.torch_compat.modules import compiled_call, set_compiled_call
+from lmswap.torch_compat.versions import take_untested_notice
 from lmswap.verify.summary import Verified
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -136,7 +139,8 @@ def enable(
     except OptionError as error:
         raise error.with_traceback(None) from None  # the frames of the parser are of no use to the caller
     check_module(model)
-    warn_untested()
+    if (notice := take_untested_notice()) is not None:
+        warn(notice, UntestedTorch)
     if _sessions:
         gc.collect()  # unreferenced models in cycles: their memory would count as in use
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
@@ -145,11 +149,11 @@ def enable(
     disable(model)
     session = _make_session(type(model).__name__, options, device, trained(parameters))
     _guard_compile()
-    if model._compiled_call_impl is not None:
+    if (given := compiled_call(model)) is not None:
         session.notes.append(
             f"what {session.name}.compile() made does not run while the model is enabled; lmswap.disable restores it"
         )
-    model._compiled_call_impl = ModelCall(model, session, instead_of=model._compiled_call_impl)
+    set_compiled_call(model, ModelCall(model, session, instead_of=given))
     _sessions[model] = session
     UNCALLED.add(model, session.name)
     weakref.finalize(model, session.close)
@@ -168,8 +172,8 @@ def disable(model: nn.Module) -> None:
         return
     if model in _sessions:
         del _sessions[model]
-        if isinstance(model._compiled_call_impl, ModelCall):
-            model._compiled_call_impl = model._compiled_call_impl.instead_of
+        if isinstance(call := compiled_call(model), ModelCall):
+            set_compiled_call(model, call.instead_of)
     UNCALLED.discard(model)
     _compiled[:] = [known for known in _compiled if known[1] is not session]
     session.close()
@@ -356,11 +360,9 @@ def _session(model: nn.Module) -> Session:
 
 
 def _find_session(model: nn.Module) -> Session | None:
-    if not isinstance(model, torch._dynamo.OptimizedModule):
+    if not isinstance(model, OptimizedModule):
         return _sessions.get(model)
-    backend: Any = model.dynamo_ctx.callback
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
+    backend = original_backend(model)
     given = getattr(backend, "kwargs", {}).get("options")
     return next((session for known, session in _compiled if known is given), None)
 

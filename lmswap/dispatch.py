@@ -15,13 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._functorch import peek_interpreter_stack
-from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch._dynamo.utils import graph_break_reasons
 
 from lmswap.call_monitor import UNCALLED
 from lmswap.capture.aot import refuse_rewriters
-from lmswap.capture.log_filter import forget_fakes
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.global_state import GlobalState
 from lmswap.capture.numerics.is_compiling import describe_is_compiling_calls
@@ -44,6 +40,10 @@ from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.diagnostics import warn
+from lmswap.torch_compat.autograd import peek_interpreter_stack
+from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons
+from lmswap.torch_compat.modules import eager_call, own_tensors
+from lmswap.torch_compat.tracing import clear_fake_cache
 from lmswap.verify.saved_tensors import SavedCheck
 
 _SUMMED_BY_GRAPH = (
@@ -62,7 +62,7 @@ class ModelCall:
         """``instead_of`` is what a call of ``model`` ran, if it was compiled; `lmswap.disable` restores it."""
         self.instead_of = instead_of
         self._model, self._session = model, session
-        self._plain: Callable[..., Any] = model._call_impl
+        self._plain: Callable[..., Any] = eager_call(model)
         self.engine_number, self.memory = session.engine.number, session.memory
         self.device, self.tier = session.device, session.tier
         self.min_swap_bytes = session.options.min_swap_bytes
@@ -216,7 +216,7 @@ class ModelCall:
             session.flag_is_compiling(describe_is_compiling_calls(compiled.is_compiling_calls))
             compiled.is_compiling_calls.clear()
         if len(session.graphs) > num_graphs:
-            forget_fakes()
+            clear_fake_cache()
             warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
             if warning is not None:
                 warn(warning, ManyTraces)
@@ -375,8 +375,8 @@ class ModelCall:
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
     ) -> EagerStep:
         def resident() -> frozenset[int]:
-            # Like parameters() and buffers() without names, which cost a tenth of a step of many small modules.
-            own = (held for module in self._model.modules() for held in (module._parameters, module._buffers))
+            # parameters() and buffers() would take a tenth of a step of many small modules.
+            own = (held for module in self._model.modules() for held in own_tensors(module))
             return storages_of([*(tensor for held in own for tensor in held.values()), *tensors((args, kwargs))])
 
         return EagerStep(self, planned, resident, kind=kind, records=records)
@@ -394,9 +394,10 @@ class ModelCall:
 def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
     """Return where the model's first parameter is: the parameters of its module, and its name there."""
     return next(
-        (module._parameters, name)
+        (parameters, name)
         for module in model.modules()
-        for name, parameter in module._parameters.items()
+        for parameters, _ in (own_tensors(module),)
+        for name, parameter in parameters.items()
         if parameter is not None
     )
 

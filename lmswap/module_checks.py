@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lmswap.errors import OptionError
+from lmswap.torch_compat.dynamo import OptimizedModule
 
 
 def check_module(model: object) -> None:
     """Raise OptionError if ``model`` is no module whose code can be captured."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if isinstance(model, OptimizedModule):
         raise OptionError(
             "torch.compile made this module, and lmswap has to see the one inside: enable that, and do not compile it; "
             'compiler="inductor" gives it Inductor\'s kernels'

@@ -1,28 +1,18 @@
-"""The seam to Dynamo and AOTAutograd, through which torch passes a model's graphs.
-
-Each private torch name used here and in `lmswap.capture.aot_stages` is guarded by its behaviour in
-tests/capture/test_torch_seam.py.
-"""
+"""Passes the graphs that AOTAutograd makes of a captured region to a handler, which edits and compiles them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.descriptors import PlainAOTInput
-from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
-from torch._functorch.partitioners import default_partition
-from torch._guards import TracingContext
 
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.numerics.accumulation_order import VIEWS, AccumulationWatch, reorders_view_gradients
-from lmswap.capture.numerics.changing_floats import no_float_tensors
 from lmswap.capture.numerics.correct_metadata import retrace
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
@@ -31,7 +21,23 @@ from lmswap.capture.numerics.random_ops import functionalize_random_ops, insert_
 from lmswap.capture.numerics.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
 from lmswap.errors import CaptureError
 from lmswap.execute.codegen import BoxedFunction
-from lmswap.execute.partial_backward import Backward, collect, results_by_part, single_part
+from lmswap.execute.partial_backward import (
+    Backward,
+    PartialResults,
+    Results,
+    collect,
+    results_by_part,
+    single_part,
+)
+from lmswap.torch_compat import aot_autograd
+from lmswap.torch_compat.autograd import (
+    disable_autocast,
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    top_saved_tensor_hooks,
+)
+from lmswap.torch_compat.changing_floats import no_float_tensors
+from lmswap.torch_compat.dynamo import is_compiled_autograd_enabled
 
 
 class GraphHandler(Protocol):
@@ -65,6 +71,14 @@ class GraphHandler(Protocol):
         """Compile a backward graph; it may yield gradients part by part."""
         return single_part(self.compiled(module, "backward"))
 
+    def running(self, phase: str) -> AbstractContextManager[Any]:
+        """Return the context in which a graph runs that another compiler compiled."""
+        return nullcontext()
+
+    def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
+        """Return what yields the results of a backward that another compiler compiled, and runs in parts."""
+        return parts
+
 
 def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:
     """Run AOTAutograd over one region that Dynamo captured; ``handler`` gets its graphs.
@@ -83,13 +97,13 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     refuse_rewriters()
     own_parameters, arrival = parameters_of(module), GradientOrder()
     arrival.instrument(module)
-    compiler = aot_autograd(
+    compiler = aot_autograd.aot_autograd(
         fw_compiler=lambda graph, _: variant(graph).forward(graph),
         bw_compiler=lambda graph, _: variant(graph).backward(graph),
         inference_compiler=lambda graph, _: variant(graph).inference(graph),
         partition_fn=partial(_cut, handler=handler),
     )
-    with no_python_kernels(), no_float_tensors(), functorch_config.patch(backward_pass_autocast="off"):
+    with no_python_kernels(), no_float_tensors(), aot_autograd.backward_without_autocast():
         return trace_once(
             lambda: compiler(module, inputs),
             lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
@@ -109,7 +123,7 @@ def _cut(
     retrace(joint.graph, refresh_tangent_strides(joint.graph), handler.output_metadata)
     functionalize_random_ops(joint.graph)
     mark_random_saved(joint.graph)
-    forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    forward, backward = aot_autograd.default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
     insert_rng_reads(forward.graph)
     return forward, backward
 
@@ -134,7 +148,7 @@ class _Variant(Variant):
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
         """Compile the forward graph; likewise the next two."""
         prepare_forward(self._arrival)
-        _keep_tangent_layouts()
+        aot_autograd.accept_tangent_layouts()
         return boxed(_keep_output_strides(self._handler.compiled(graph, "forward")))
 
     def backward(self, graph: fx.GraphModule) -> BoxedFunction:
@@ -164,7 +178,7 @@ def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], set[int]]:
     """Return a function from a graph made of Dynamo's graph ``region`` to the positions of its parameters."""
     given = region.graph.find_nodes(op="placeholder")
     own = {
-        PlainAOTInput(position)
+        aot_autograd.PlainAOTInput(position)
         for position, node in enumerate(given)
         if isinstance(node.meta.get("example_value"), nn.Parameter)
     }
@@ -204,55 +218,28 @@ def boxed(function: BoxedFunction) -> BoxedFunction:
     """
 
     def run(arguments: list[Any]) -> Any:
-        with torch._C._DisableAutocast():
+        with disable_autocast():
             return function(arguments)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return aot_autograd.boxed(run)
 
 
 def prepare_forward(arrival: GradientOrder) -> None:
     """Prepare for compiling a forward graph, whose backward yields gradients in the order of ``arrival``."""
-    _allow_retain_graph()
-    if _overwrites_what_trains():
+    aot_autograd.allow_retain_graph()
+    if aot_autograd.overwrites_differentiable_inputs():
         arrival.disable_parts()
-
-
-def _allow_retain_graph() -> None:
-    """Forbid AOTAutograd to donate saved tensors to the backward: for those it refuses ``retain_graph=True``."""
-    metadata = forward_metadata()
-    if getattr(metadata, "bw_donated_idxs", None):
-        metadata.bw_donated_idxs = []
-
-
-class _EqualToAll:
-    """Equals every size, and all strides."""
-
-    def __eq__(self, _: object) -> bool:
-        return True
-
-    __hash__ = object.__hash__
-
-
-def _keep_tangent_layouts() -> None:
-    """Forbid AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.numerics.tangents`."""
-    as_it_is: Any = _EqualToAll()
-    for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():
-        if isinstance(tangent, PlainTensorMeta):
-            tangent.memory_format = MemoryFormatMeta(size=as_it_is, stride=as_it_is)
 
 
 def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
     """Return views of intermediates as outputs of their own, with the strides that they have in eager mode.
 
-    AOTAutograd would use ``aten._unsafe_view``, which recomputes the strides of dimensions of size 1 (torch 2.13): a
-    convolution after the region then takes a channels-last image for a contiguous one, and rounds differently.
+    With other strides a convolution after the region takes a channels-last image for a contiguous one, and rounds
+    differently.
     """
-    metadata = forward_metadata()
-    positions = [metadata.num_mutated_inp_runtime_indices + index for index in metadata.unsafe_view_out_indices]
+    positions = aot_autograd.take_view_outputs()
     if not positions:
         return forward
-    metadata.unsafe_view_out_indices, metadata.num_unsafe_view_outputs = [], 0
 
     def run(arguments: list[Any]) -> list[Any]:
         outputs = [*forward(arguments)]
@@ -265,25 +252,14 @@ def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
     return run
 
 
-def forward_metadata() -> Any:
-    """Return AOTAutograd's metadata of the region being compiled, or None."""
-    return getattr(TracingContext.try_get(), "fw_metadata", None)
-
-
-def _overwrites_what_trains() -> bool:
-    """Return whether the region writes inputs that get gradients: torch copies the written values into them."""
-    infos = getattr(forward_metadata(), "input_info", None) or ()
-    return any(one.requires_grad and (one.mutates_data or one.mutates_metadata) for one in infos)
-
-
 def refuse_rewriters() -> None:
     """Raise CaptureError if something is enabled that would change graphs after they are planned."""
-    if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
+    if is_compiled_autograd_enabled():
         raise CaptureError(
             "compiled autograd is on: it moves backward graphs elsewhere after they are planned; "
             "set torch._dynamo.config.compiled_autograd = False"
         )
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if top_saved_tensor_hooks() is not None:
         raise CaptureError(
             "saved-tensor hooks surround the model's call (torch.autograd.graph.saved_tensors_hooks or save_on_cpu, or "
             "torch.utils.checkpoint around it): they would move the same tensors; leave that context, lmswap "
@@ -295,10 +271,10 @@ class without_hooks:  # noqa: N801 - a context
     """Removes the innermost saved-tensor hooks within: the plan covers what a compiled graph saves."""
 
     def __enter__(self) -> None:
-        self._hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self._hooks = top_saved_tensor_hooks()
         if self._hooks is not None:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+            pop_saved_tensor_hooks()
 
     def __exit__(self, *_: object) -> None:
         if self._hooks is not None:
-            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+            push_saved_tensor_hooks(*self._hooks)

@@ -11,33 +11,18 @@ plan gets copies::
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, Protocol
-from unittest import mock
 
-import torch
 from torch import fx
-from torch._functorch import aot_autograd
-from torch._functorch._aot_autograd.graph_compile import aot_stage2_compile
-from torch._functorch._aot_autograd.schemas import (
-    AOTGraphCapture,
-    AOTState,
-    SubclassCreationMeta,
-    SubclassMeta,
-    ViewAndMutationMeta,
-)
-from torch._guards import TracingContext, tracing
 
-from lmswap.capture.log_filter import suppress_failure_warnings
 from lmswap.execute.codegen import BoxedFunction, copy_module
 from lmswap.progress import stage
+from lmswap.torch_compat.aot_autograd import FirstStage, intercepted_second_stage
+from lmswap.torch_compat.tracing import without_failure_warnings
 
 _VARIANT = "lmswap_variant"  # in the meta of a graph
-_WRITTEN_ON = (ViewAndMutationMeta, SubclassMeta, SubclassCreationMeta)
 
 
 class Variant(Protocol):
@@ -93,73 +78,43 @@ def trace_once(
         around: returns the context that the compilers need besides a tracing context, from the fake mode.
     """
     made: list[Compiled] = []
-    thread = threading.get_ident()
 
-    def second_stage(state: AOTState, capture: AOTGraphCapture, *compilers: Any) -> tuple[Any, Any]:
-        if threading.get_ident() != thread:  # Dynamo lets one thread compile, but others may use AOTAutograd itself
-            return aot_stage2_compile(state, capture, *compilers)
-        catching.stop()  # Inductor's compilers trace patterns in two stages, too
-        made.append(Compiled(_Traced(state, capture, compilers, around), new, handler))
-        return made[0], state.fw_metadata
+    def second_stage(first: FirstStage) -> Compiled:
+        made.append(Compiled(_Traced(first, around), new, handler))
+        return made[0]
 
-    catching = mock.patch.object(aot_autograd, "aot_stage2_compile", second_stage)
-    catching.start()
-    try:
-        with suppress_failure_warnings():
-            compile_region()
-    finally:
-        catching.stop()
+    with intercepted_second_stage(second_stage), without_failure_warnings():
+        compile_region()
     (compiled,) = made
     return compiled
 
 
 class _Traced:
-    """The first stage's results for a region, and its compilers; of its tensors only constants of the code are real."""
+    """The first stage's results for a region, from which each plan gets copies of the graphs."""
 
-    def __init__(
-        self,
-        state: AOTState,
-        capture: AOTGraphCapture,
-        compilers: Sequence[Any],
-        around: Callable[[Any], AbstractContextManager[Any]],
-    ) -> None:
-        self._state, self._capture, self._around = state, capture, around
-        self._cut, *self._compilers = compilers
+    def __init__(self, first: FirstStage, around: Callable[[Any], AbstractContextManager[Any]]) -> None:
+        self._first, self._around = first, around
         self._halves: tuple[fx.GraphModule, ...] = ()  # forward and backward, once they are cut apart
-        self._fake_mode: Any = TracingContext.get().fake_mode
-        self._is_cast = torch._C._is_any_autocast_enabled()
 
     def compile(self, of: Variant) -> BoxedFunction:
         """Run the second stage for one variant."""
 
         def cut(joint: fx.GraphModule, inputs: Any, **given: Any) -> tuple[fx.GraphModule, ...]:
             if joint.graph.nodes:
-                self._halves = self._cut(joint, inputs, **given)
-                self._capture = replace(self._capture, graph_module=fx.GraphModule({}, fx.Graph()))  # consumed
+                self._halves = self._first.partition(joint, inputs, **given)
+                self._first.drop_graph()
             forward, backward = halves = tuple(_copy_for(of, half) for half in self._halves)
             of.edit(forward, backward, given["num_fwd_outputs"])
             return halves
 
-        state = replace(self._state, fw_metadata=_own(self._state.fw_metadata))
-        graph = self._capture.graph_module
-        capture = replace(
-            self._capture,
-            graph_module=graph if state.needs_autograd else _copy_for(of, graph),
-            updated_flat_args=_own(self._capture.updated_flat_args),
-            maybe_subclass_meta=_own(self._capture.maybe_subclass_meta),
-        )
+        graph = self._first.graph
         with stage("compiling"):
-            compiled, _ = aot_stage2_compile(state, capture, cut, *self._compilers)
-        return compiled
+            return self._first.run_second_stage(graph if self._first.needs_autograd else _copy_for(of, graph), cut)
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Restore the context of the second stage after torch has left AOTAutograd.
-
-        It reads whether autocast is enabled, so that results are not cast twice; another graph may be about to run.
-        """
-        autocast = torch.autocast("cpu", enabled=self._is_cast)
-        with autocast, tracing(TracingContext(self._fake_mode)), self._fake_mode, self._around(self._fake_mode):
+        """Restore the context of the second stage after torch has left AOTAutograd."""
+        with self._first.resumed(), self._around(self._first.fake_mode):
             yield
 
 
@@ -167,16 +122,3 @@ def _copy_for(of: Variant, graph: fx.GraphModule) -> fx.GraphModule:
     copied, _ = copy_module(graph)
     copied.meta.update(graph.meta | {_VARIANT: of})
     return copied
-
-
-def _own(part: Any) -> Any:
-    """Return a copy of ``part`` down to what the second stage does not modify; fakes cannot be copied."""
-    if type(part) in (list, tuple):
-        return type(part)(map(_own, part))
-    if type(part) is dict:
-        return {name: _own(value) for name, value in part.items()}
-    if not isinstance(part, _WRITTEN_ON):
-        return part
-    own = copy.copy(part)
-    vars(own).update(_own(vars(part)))
-    return own

@@ -16,6 +16,8 @@ from torch import fx
 
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
+from lmswap.torch_compat.operators import OpOverload, schema_of
+from lmswap.torch_compat.tensors import storage_id
 from lmswap.verify.bitwise import bitwise_equal
 
 _ANNOTATE = "annotate its schema, as in Tensor(a!) for what is written"
@@ -29,8 +31,9 @@ def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         CaptureError: it resizes or replaces the storage of an argument, writes what its schema calls read-only, or
             returns memory of its arguments that its schema calls fresh.
     """
-    target: torch._ops.OpOverload[..., Any] = node.target  # type: ignore[assignment]
-    arguments, returns = target._schema.arguments, target._schema.returns
+    target: OpOverload[..., Any] = node.target  # type: ignore[assignment]
+    schema = schema_of(target)
+    arguments, returns = schema.arguments, schema.returns
     by_name = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
     given = [(argument, tensor) for argument in arguments for tensor in tensors(by_name.get(argument.name))]
     storages = [tensor.untyped_storage() for _, tensor in given]
@@ -42,16 +45,16 @@ def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     for argument, tensor, kept in before:
         if not bitwise_equal(tensor, kept):
             _refuse(node, f"writes its argument '{argument.name}', which its schema calls read-only", _ANNOTATE)
-    own = {storage._cdata for storage in storages}
+    own = {storage_id(storage) for storage in storages}
     is_fresh = all(value.alias_info is None for value in returns)
-    if is_fresh and any(tensor.untyped_storage()._cdata in own for tensor in made):
+    if is_fresh and any(storage_id(tensor.untyped_storage()) in own for tensor in made):
         _refuse(node, "returns memory of its arguments, which its schema calls fresh", _ANNOTATE)
 
 
 def _check_storage(node: fx.Node, name: str, tensor: torch.Tensor, storage: torch.UntypedStorage, nbytes: int) -> None:
     """Refuse ``node`` if the argument ``name`` is no longer in ``storage`` of ``nbytes``."""
     found = tensor.untyped_storage()
-    if found._cdata != storage._cdata:
+    if storage_id(found) != storage_id(storage):
         _refuse(node, f"replaces the storage of its argument '{name}'", _USE_HOOKS)
     if found.nbytes() != nbytes:
         change = f"from {nbytes} to {found.nbytes()} bytes"

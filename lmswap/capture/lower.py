@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from lmswap.capture.numerics.random_ops import is_random
@@ -23,6 +22,9 @@ from lmswap.errors import CaptureError
 from lmswap.execute.codegen import SegmentGraph, gather_projections, is_projection, value_of
 from lmswap.execute.rng import state_of
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
+from lmswap.torch_compat.operators import OpOverload, schema_of
+from lmswap.torch_compat.pytree import tree_leaves
+from lmswap.torch_compat.tensors import storage_id
 from lmswap.user_frame import is_users
 
 _TRUSTED = {"aten", "prims", "torchvision", "lmswap"}  # namespaces of operators whose schemas their own projects test
@@ -75,7 +77,7 @@ def lower_inference(
 
 def tensors(values: Any) -> list[torch.Tensor]:
     """Return the tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def source_line(node: fx.Node) -> str:
@@ -91,7 +93,7 @@ def source_line(node: fx.Node) -> str:
 
 def is_foreign(node: fx.Node) -> bool:
     """Return whether ``node`` calls an operator registered by an extension, whose schema may be wrong."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _TRUSTED
+    return isinstance(node.target, OpOverload) and node.target.namespace not in _TRUSTED
 
 
 def module_path(node: fx.Node) -> str:
@@ -168,10 +170,10 @@ class _Lowering:
     def buffer(self, tensor: torch.Tensor) -> tuple[int, bool]:
         """Return the buffer of a fake tensor, and whether it is new."""
         storage = tensor.untyped_storage()
-        known = self._storages.get(storage._cdata)
+        known = self._storages.get(storage_id(storage))
         if known is not None:
             return known, False
-        self._storages[storage._cdata] = len(self.nbytes)
+        self._storages[storage_id(storage)] = len(self.nbytes)
         self.nbytes.append(_static(storage.nbytes(), "storage size"))
         self.names.append("")
         self._devices.append(tensor.device.type)
@@ -186,10 +188,10 @@ class _Lowering:
     def _add_op(self, graph: SegmentGraph, node: fx.Node) -> None:
         reads = list(dict.fromkeys(self.buffer(t)[0] for t in tensors(_argument_values(node))))
         mutated = list(dict.fromkeys(self.buffer(t)[0] for t in tensors(_mutated_values(node))))
-        given = {tensor.untyped_storage()._cdata for tensor in tensors(_argument_values(node))}
+        given = {storage_id(tensor.untyped_storage()) for tensor in tensors(_argument_values(node))}
         made = []
         for tensor in tensors(node.meta.get("val")):
-            storage = tensor.untyped_storage()._cdata
+            storage = storage_id(tensor.untyped_storage())
             if storage not in given:
                 given.add(storage)
                 self._storages.pop(storage, None)  # torch's checkpointing repeats nodes with the same fake
@@ -290,14 +292,14 @@ def _mutated_values(node: fx.Node) -> list[Any]:
     """Return the values of arguments that the schema declares as written in place, or that may be written."""
     if is_foreign(node):  # their schemas are not checked here
         return [leaf.meta.get("val") for leaf in node.all_input_nodes]
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None or not schema.is_mutable:
         return []
     written = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            written += [leaf.meta.get("val") for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node)]
+            written += [leaf.meta.get("val") for leaf in tree_leaves(given) if isinstance(leaf, fx.Node)]
     return written
 
 

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import re
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import MethodType
 from typing import Any
 
-import torch
-from torch import fx, nn
-from torch._dynamo import convert_frame, guards, trace_rules
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
-from torch._dynamo.external_utils import wrap_inline
-from torch._dynamo.utils import counters, get_compilation_metrics
+from torch import nn
 
 from lmswap.capture.interrupts import chained, interrupt_in
-from lmswap.capture.log_filter import suppress_failure_logs
-from lmswap.capture.numerics.changing_floats import floats_as_inputs
 from lmswap.capture.numerics.checkpoint_regions import marked_checkpoints
 from lmswap.capture.numerics.is_compiling import detect_is_compiling_calls
-from lmswap.capture.numerics.no_decompositions import AS_CALLED, no_dynamo_decompositions
+from lmswap.capture.numerics.no_decompositions import no_dynamo_decompositions
 from lmswap.errors import LmswapError
+from lmswap.torch_compat import dynamo
+from lmswap.torch_compat.autograd import keeping_dispatch_keys
+from lmswap.torch_compat.changing_floats import floats_as_inputs
+from lmswap.torch_compat.dynamo import BackendCompilerFailed, FailOnRecompileLimitHit
+from lmswap.torch_compat.modules import eager_call
+from lmswap.torch_compat.tracing import without_failure_logs
 
 # Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; also the limit of plans for
 # steps that save different tensors.
@@ -34,18 +33,19 @@ MAX_GRAPHS = 64
 TRACING = {
     "recompile_limit": MAX_GRAPHS,
     "fail_on_recompile_limit_hit": True,
-    # Modules' hooks are checked in each call, as by torch without a trace.
+    # Modules' hooks are checked in each call, as by torch without a trace; off by default (pytorch#98372).
     "skip_nnmodule_hook_guards": False,
     # A number read by the code is a constant of the trace, with its bits; see `floats_as_inputs` for those that change.
     "specialize_float": True,
-    # It would split the model where DistributedDataParallel's buckets end; each part would be planned, and its
-    # gradients accumulated, separately. Buckets below 1 MiB raise an error.
+    # It would split the model where DistributedDataParallel's buckets end (by design, pytorch#108966); each part would
+    # be planned, and its gradients accumulated, separately. Buckets below 1 MiB raise an error (torch 2.13; no upstream
+    # issue known).
     "optimize_ddp": False,
     # As torch.compile(dynamic=False) has it, which would set them in each call, and does not set them back where a
-    # signal comes between (2.11 to 2.13).
+    # signal comes between (torch 2.11 to 2.13; no upstream issue known).
     "automatic_dynamic_shapes": False,
     "assume_static_by_default": True,
-    **AS_CALLED,
+    **dynamo.NO_DECOMPOSITIONS,
 }
 # Dynamo's settings and torch's tracing flags are global to the process: one model is traced at a time.
 _one_traces = threading.RLock()
@@ -53,30 +53,11 @@ _MANY = 5  # a batch, a last one that is smaller, and the same of a second data 
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
 
 
-def _untimed(*_: Any) -> float:
-    return 0.0
-
-
 @contextmanager
 def tracing_settings() -> Iterator[None]:
-    """Set `TRACING` for the duration; `torch._dynamo.config.patch` would create a class in each call.
-
-    Guards are not timed: to log their times torch (2.11 to 2.13) flushes the CPU's caches after each trace, which takes
-    31 ms and, of the budget, 32 MiB.
-    """
-    config = torch._dynamo.config
-    before = {name: getattr(config, name) for name in TRACING}
-    in_guards = vars(guards)
-    time_guards = in_guards["profile_guard_manager"]
-    try:
-        for name, value in TRACING.items():
-            setattr(config, name, value)
-        in_guards["profile_guard_manager"] = _untimed
+    """Set `TRACING` for the duration, and let Dynamo time no guards."""
+    with dynamo.settings(TRACING), dynamo.untimed_guards():
         yield
-    finally:
-        in_guards["profile_guard_manager"] = time_guards
-        for name, value in before.items():
-            setattr(config, name, value)
 
 
 class TraceFailed(Exception):
@@ -124,35 +105,33 @@ def too_many() -> str:
 
 
 def _why() -> str:
-    reasons = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
+    reasons = dynamo.recompile_reasons()
     if not reasons:
         return "TORCH_LOGS=recompiles shows why"
     condition, *_ = re.sub(r"^\d+/\d+: ", "", reasons[-1].splitlines()[0]).split("  #")
     return f"the last trace was needed since '{condition.strip()}' did not hold any more"
 
 
-class _Tracing:
-    """Dynamo's callback for a frame without a valid trace: traces it under the settings that lmswap needs.
+@contextmanager
+def _tracing(is_compiling_calls: list[str], *, takes_floats: bool) -> Iterator[None]:
+    """Return the context of a trace.
 
-    Calls that trace nothing do not set them, which would take longer than all else in a step of a small model.
+    Calls that trace nothing do not enter it, which would take longer than all else in a step of a small model.
+
+    Args:
+        is_compiling_calls: see `detect_is_compiling_calls`.
+        takes_floats: the graphs' ops can take numbers that are inputs.
     """
-
-    def __init__(self, trace: Callable[..., Any], is_compiling_calls: list[str], *, takes_floats: bool) -> None:
-        """``trace`` is torch's own callback; `detect_is_compiling_calls` adds to ``is_compiling_calls``."""
-        self._torchdynamo_orig_backend = trace  # the identity of the backend in Dynamo's cache
-        self._is_compiling_calls, self._takes_floats = is_compiling_calls, takes_floats
-
-    def __call__(self, *frame: Any) -> Any:
-        with (
-            _one_traces,
-            tracing_settings(),
-            floats_as_inputs() if self._takes_floats else nullcontext(),
-            no_dynamo_decompositions(),
-            marked_checkpoints(),
-            detect_is_compiling_calls(self._is_compiling_calls),
-            suppress_failure_logs(),
-        ):
-            return self._torchdynamo_orig_backend(*frame)
+    with (
+        _one_traces,
+        tracing_settings(),
+        floats_as_inputs() if takes_floats else nullcontext(),
+        no_dynamo_decompositions(),
+        marked_checkpoints(),
+        detect_is_compiling_calls(is_compiling_calls),
+        without_failure_logs(),
+    ):
+        yield
 
 
 class CompiledCall:
@@ -162,10 +141,10 @@ class CompiledCall:
         self, model: nn.Module, backend: Callable[..., Callable[..., Any]], *, takes_floats: bool = False
     ) -> None:
         """``takes_floats``: the graphs' ops can take numbers that are inputs; Inductor's kernels cannot."""
-        call: Callable[..., Any] = model._call_impl
+        call = eager_call(model)
         # As `torch.compile` does; for other callables in place of the method, such as a partial, torch finds no file.
         is_method = isinstance(model.forward, MethodType)
-        self._call = wrap_inline(call) if is_method and trace_rules.check(model.forward) else call
+        self._call = dynamo.inlined(call, model.forward) if is_method else call
         self._backend, self._takes_floats, self._num_made = backend, takes_floats, 0
         self.is_compiling_calls: list[str] = []  # lines of user code that make them
         self._make()
@@ -176,18 +155,19 @@ class CompiledCall:
         Raises:
             TraceFailed: torch failed to trace the code, or the code raised during the trace.
         """
-        num_traced = _num_traced()
+        num_traced = dynamo.num_traced_frames()
         # Guards of a failed trace are garbage in cycles, and when collected restore the state that they found: after a
-        # failed trace of a jvp, torch 2.13 leaves the thread without autograd.
-        with _keeping_dispatch_keys():
+        # failed trace of a jvp the thread is left without autograd (torch 2.13; no upstream issue known).
+        with keeping_dispatch_keys():
             try:
                 return self._compiled(*args, **kwargs)
             except BaseException as error:
-                if _num_traced() == num_traced:
+                if dynamo.num_traced_frames() == num_traced:
                     raise
-                if not _is_of_trace(error):
-                    # torch has given up on tracing the code that raised, and would not use its existing traces again.
-                    # Except after a signal handler, which torch tries to trace, too.
+                if not dynamo.is_of_trace(error):
+                    # torch has given up on tracing the code that raised, and would not use its existing traces again
+                    # (torch 2.13; similar to pytorch#132923). Except after a signal handler, which torch tries to
+                    # trace, too.
                     if self._num_made < MAX_GRAPHS and interrupt_in(error) is None:
                         self._make()
                     raise
@@ -198,33 +178,9 @@ class CompiledCall:
         raise failed
 
     def _make(self) -> None:
-        backend = self._backend
-
-        def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return backend(module, inputs)  # a function of its own: torch copies its attributes
-
-        compiling: Any = torch._dynamo.optimize(compile_graph, **_recompile_arguments())
-        if hasattr(compiling, "callback"):  # torch.compile is not switched off in this process
-            compiling.callback = _Tracing(compiling.callback, self.is_compiling_calls, takes_floats=self._takes_floats)
-        self._compiled: Callable[..., Any] = compiling(self._call)
+        tracing = partial(_tracing, self.is_compiling_calls, takes_floats=self._takes_floats)
+        self._compiled = dynamo.compile_call(self._call, self._backend, tracing, MAX_GRAPHS)
         self._num_made += 1
-
-
-def _keeping_dispatch_keys() -> AbstractContextManager[None]:
-    """Restore this thread's dispatch keys at exit."""
-    guard: Any = torch._C._ForceDispatchKeyGuard
-    keys: AbstractContextManager[None] = guard(
-        torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    )
-    return keys
-
-
-def _is_of_trace(error: BaseException) -> bool:
-    """Return whether torch was tracing where it was raised, not running code."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return isinstance(error, TorchDynamoException) or any(
-        frame.f_code.co_filename == convert_frame.__file__ for frame in frames
-    )
 
 
 def _as_raised(error: BaseException) -> BaseException:
@@ -237,15 +193,3 @@ def _as_raised(error: BaseException) -> BaseException:
         return inner.with_traceback(None)  # without a page of frames in torch's compiler
     is_final = isinstance(error, (BackendCompilerFailed, FailOnRecompileLimitHit, LmswapError))
     return error if is_final or not isinstance(error, Exception) else TraceFailed(error)
-
-
-def _num_traced() -> int:
-    """Return the number of frames that torch has traced in this process, or tried to."""
-    return int(counters["frames"]["total"])
-
-
-def _recompile_arguments() -> dict[str, Any]:
-    """Return arguments that keep this model's graphs apart from those of other models of its class, for torch 2.13."""
-    known = inspect.signature(torch.compile).parameters
-    wanted = {"isolate_recompiles": True, "recompile_limit": MAX_GRAPHS}
-    return {name: value for name, value in wanted.items() if name in known}

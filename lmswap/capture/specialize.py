@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from lmswap.torch_compat.tensors import storage_id
+from lmswap.torch_compat.tracing import FakeTensorMode, ShapeEnv, TracingContext, tracing
 
 _OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -49,7 +49,7 @@ def _kind(arguments: Sequence[Any]) -> Hashable:
             argument.stride(),
             argument.storage_offset(),
             first.setdefault(id(argument), place),
-            first.setdefault(argument.untyped_storage()._cdata, place),
+            first.setdefault(storage_id(argument.untyped_storage()), place),
         )
         if isinstance(argument, torch.Tensor)
         else argument

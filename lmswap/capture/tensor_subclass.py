@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import handle_torch_function
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lmswap.capture.lower import tensors
+from lmswap.torch_compat.autograd import enable_torch_function
+from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.tensors import handles_torch_functions, is_traceable_wrapper_subclass
 
 # Arguments of most models; their calls need no search in nested containers.
 _PLAIN = frozenset((torch.Tensor, nn.Parameter, type(None), bool, int, float, str))
@@ -36,8 +37,7 @@ def has_torch_function(value: Any) -> bool:
     holds_others: bool = is_traceable_wrapper_subclass(value)
     if holds_others or not isinstance(value, torch.Tensor):
         return False
-    handles = type(value).__torch_function__  # parameters and buffers do not
-    return type(value) is not torch.Tensor and handles is not torch._C._disabled_torch_function_impl
+    return handles_torch_functions(type(value))
 
 
 def call_unwrapped(
@@ -46,8 +46,8 @@ def call_unwrapped(
     """Return ``call(*args, **kwargs)`` with ``wrapped`` replaced by plain tensors that share storage and history."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        unwrapped_args, unwrapped_kwargs = pytree.tree_map_only(has_torch_function, _unwrap, (args, kwargs))
-        with torch._C._EnableTorchFunction():  # graphs would be specialized to it otherwise
+        unwrapped_args, unwrapped_kwargs = tree_map_only(has_torch_function, _unwrap, (args, kwargs))
+        with enable_torch_function():  # graphs would be specialized to it otherwise
             return call(*unwrapped_args, **unwrapped_kwargs)
 
     return handle_torch_function(plain, wrapped, *args, **kwargs)

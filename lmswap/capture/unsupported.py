@@ -6,19 +6,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
-from torch._dynamo import utils
-from torch.autograd import forward_ad
 
 from lmswap.errors import CaptureError
+from lmswap.torch_compat.autograd import in_forward_mode
+from lmswap.torch_compat.dynamo import NUMPY_WRAPPERS
 
 # torch 2.13 accepts these in graphs, but then cannot separate forward from backward ("Node … was invalid, but is
 # output"), or finds no event when a graph that was compiled twice runs.
 _STREAMS = (torch.Stream, torch.Event)
-_NUMPY = tuple(
-    getattr(utils, name)
-    for name in ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
-    if hasattr(utils, name)
-)
 FLEX_ATTENTION = (
     "flex_attention runs in these graphs as in plain torch without torch.compile: with a matrix of all scores; "
     "compiled by your own code it takes less time and memory and rounds differently, and so it does with "
@@ -37,13 +32,13 @@ def refuse_streams(region: fx.GraphModule) -> None:
 
 def refuse_numpy(region: fx.GraphModule) -> None:
     """Raise CaptureError if torch would replace NumPy: with other rounding, and other random numbers."""
-    if any(isinstance(node.target, _NUMPY) for node in _nodes(region)):
+    if any(isinstance(node.target, NUMPY_WRAPPERS) for node in _nodes(region)):
         raise CaptureError("the model's code computes with NumPy, which a graph would replace by torch")
 
 
 def refuse_forward_mode() -> None:
     """Raise CaptureError under forward-mode AD: torch has no forward-mode formula for calls of graphs."""
-    if forward_ad._current_level >= 0:
+    if in_forward_mode():
         raise CaptureError("the model's code runs under forward-mode AD (torch.autograd.forward_ad)")
 
 

@@ -31,6 +31,7 @@ from lmswap.execute import _C
 from lmswap.execute.arena_blocks import Extent, Moves, Occupied, extent_to_free, holding_moves, within
 from lmswap.execute.streams import current_stream_of
 from lmswap.ir.arena_layout import SMALL_BYTES, Slot
+from lmswap.torch_compat.caching_allocator import memory_stats, pool_segments, raw_functions
 
 _log = logging.getLogger(__name__)
 
@@ -104,9 +105,7 @@ class Arena:
         self._stream = self._base = 0
         self._inside = range(0)  # addresses of its segment
         # Blocks that no tensor holds.
-        self._holds = _C.Holds(
-            torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
-        )
+        self._holds = _C.Holds(*raw_functions())
         self._num_leaving = 0  # steps at whose beginning an old arena may still be freed
         self._is_open = False  # while a segment runs
         self._script: Script | None = None  # of the running segment; None if the allocator chooses
@@ -129,7 +128,7 @@ class Arena:
 
     def num_segments_freed(self) -> int:
         """Return the number of segments that torch has freed so far, in all pools."""
-        return int(torch._C._cuda_memoryStats(self.device.index or 0)["segment"]["all"]["freed"])
+        return int(memory_stats(self.device.index or 0)["segment"]["all"]["freed"])
 
     def resize(self, nbytes: int) -> None:
         """Set the least size of the arena, whatever scripts need; it takes effect as soon as the arena is empty."""
@@ -338,10 +337,4 @@ class Arena:
     def _segments(self) -> list[_Segment]:
         if self._pool is None:
             return []
-        # torch 2.11 to 2.13 drops a reference that it does not own to each number passed: those of pools after the
-        # 256th are separate objects, which would be freed twice, crashing the process later.
-        pool = self._pool.id
-        for number in pool:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
-        found: list[_Segment] = torch._C._cuda_memorySnapshot(pool)["segments"]
-        return found
+        return pool_segments(self._pool.id)

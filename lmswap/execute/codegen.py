@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.graph import _BoxedCodeGen
 
 from lmswap.execute.ops import COPIES
 from lmswap.execute.rng import STATE, state_of
+from lmswap.torch_compat.graphs import BoxedCodeGen, LazyGraphModule
+from lmswap.torch_compat.operators import OpOverload, direct_call
 
 BoxedFunction = Callable[[list[Any]], Any]
 _MOST_VIEWS = 8  # between an output and the node of its graph
@@ -118,7 +118,7 @@ def copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, f
     for copy in copies.values():
         if (state := state_of(copy)) is not None:
             copy.meta[STATE] = copies.get(state, state)  # in a backward, the forward's
-    copied = _LazyGraphModule(module, made)
+    copied = LazyGraphModule(module, made)
     for name, branch in copied.named_children():  # of a `torch.cond`; Inductor edits these, too
         if isinstance(branch, fx.GraphModule):
             setattr(copied, name, copy_module(branch)[0])
@@ -187,9 +187,9 @@ class _Direct:
     For tensors of 128 values that saves 0.5 of 2.8 us per call (600 in a row; AMD EPYC, torch 2.13).
     """
 
-    def __init__(self, operator: torch._ops.OpOverload) -> None:
+    def __init__(self, operator: OpOverload[..., Any]) -> None:
         self.__module__, self.__name__ = __name__, str(operator).replace(".", "_")
-        self.function = operator._op
+        self.function = direct_call(operator)
 
     def __call__(self, *_: object, **__: object) -> object:
         raise AssertionError(f"{self.__name__} is a placeholder of an operator")
@@ -201,11 +201,11 @@ def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
     The function holds the constants of ``module``, but neither its graph nor the text of the code.
     """
     targets = {node: node.target for node in module.graph.nodes}
-    called = {target for target in targets.values() if type(target) is torch._ops.OpOverload}
+    called = {target for target in targets.values() if type(target) is OpOverload}
     called_by: dict[object, Callable[..., Any]] = {operator: _Direct(operator) for operator in called} | COPIES
     for node, target in targets.items():
         node.target = called_by.get(target, target)
-    module.graph.set_codegen(_BoxedCodeGen())
+    module.graph.set_codegen(BoxedCodeGen())
     code = module.graph.python_code("self")
     for node, target in targets.items():
         node.target = target

@@ -13,6 +13,7 @@ from lmswap.execute import _C, ops
 from lmswap.execute.arena import Arena
 from lmswap.execute.recorder import Recorder, TensorMemory
 from lmswap.execute.streams import Streams
+from lmswap.torch_compat.tensors import from_dlpack
 
 # Returns, by the number under which a buffer is moved, its name and what makes it, for reports.
 Describe = Callable[[int], tuple[str, str]]
@@ -99,8 +100,7 @@ class SwapEngine:
             first, nbytes = int(x.storage_offset()) * x.element_size(), x.numel() * x.element_size()
         self._starting[id(x)] = x  # a signal handler may raise before the copy has a number
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
-        # torch.from_dlpack calls this after 3 µs of argument checks.
-        token: torch.Tensor = torch._C._from_dlpack(capsule)
+        token = from_dlpack(capsule)
         handle = int(token)
         self._held[self.native.out_transfer(handle)] = x
         self._starting.pop(id(x), None)  # another thread's `reap_finished_transfers` may have dropped it already

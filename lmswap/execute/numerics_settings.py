@@ -10,6 +10,7 @@ import torch
 
 from lmswap.errors import OptionError
 from lmswap.execute import _C
+from lmswap.torch_compat.operators import is_nnpack_enabled
 
 _NAMES = (
     "backends.fp32_precision",
@@ -37,7 +38,7 @@ _CALLS: dict[str, Callable[[], Any]] = {
 # These, and the host's arithmetic, do not affect a GPU's ops, which autograd calls on a thread of its own.
 _CALLS_ON_CPU: dict[str, Callable[[], Any]] = {
     "get_num_threads()": torch.get_num_threads,
-    "backends.nnpack.flags()": torch._C._get_nnpack_enabled,
+    "backends.nnpack.flags()": is_nnpack_enabled,
     "set_flush_denormal(), or another floating-point mode of the thread,": _C.float_mode,  # torch has no getter
 }
 

@@ -17,6 +17,7 @@ import torch
 from lmswap.errors import TransferError
 from lmswap.execute import rng
 from lmswap.execute.streams import Streams
+from lmswap.torch_compat.tensors import conjugated, negated
 
 
 class CopyEngine(Protocol):
@@ -171,8 +172,8 @@ def _view_bytes(  # noqa: PLR0917 - the operator's own signature
     view = torch.empty(0, dtype=dtype, device=flat.device)
     view.set_(flat.untyped_storage(), begin + offset, size, stride)
     # Complex views store pending operations on their elements in flags, not in memory.
-    view = torch._conj(view) if is_conj else view
-    return torch._neg_view(view) if is_neg else view
+    view = conjugated(view) if is_conj else view
+    return negated(view) if is_neg else view
 
 
 # Copies as called by generated code, bypassing torch's dispatcher, which takes a third to a half of a swap's host time.

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lmswap.execute.codegen import SegmentGraph
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import BufferKind, Program
+from lmswap.torch_compat.tensors import free_weak_storage, is_expired, weak_storage
 
-_STORAGES: Any = torch.UntypedStorage  # its private methods have no type hints
 Positions = Mapping[int, int]  # position in a graph's results or arguments → buffer
 
 
@@ -34,9 +33,7 @@ class OutputLiveness:
     """
 
     def __init__(self) -> None:
-        # By buffer: torch's weak references to storages, as numbers. `StorageWeakRef` runs Python code when it is
-        # dropped, where the KeyboardInterrupt of a signal would be lost.
-        self._watched: dict[int, int] = {}
+        self._watched: dict[int, int] = {}  # by buffer: weak references
         self._dropped: frozenset[int] = frozenset()
         self._is_over = False
         self.released: frozenset[int] = frozenset()  # outputs dropped before backward began, others before it ended
@@ -68,18 +65,18 @@ class OutputLiveness:
         found = {buffer: values[position] for position, buffer in positions.items()}
         self._forget()
         self._watched = {
-            buffer: _STORAGES._weak_ref(value.untyped_storage())
+            buffer: weak_storage(value.untyped_storage())
             for buffer, value in found.items()
             if isinstance(value, Tensor) and has_plain_storage(value)
         }
 
     def _expired(self) -> frozenset[int]:
-        return frozenset(buffer for buffer, storage in self._watched.items() if _STORAGES._expired(storage))
+        return frozenset(buffer for buffer, storage in self._watched.items() if is_expired(storage))
 
     def _forget(self) -> None:
         watched, self._watched = self._watched, {}
         for storage in watched.values():
-            _STORAGES._free_weak_ref(storage)
+            free_weak_storage(storage)
 
     def __del__(self) -> None:
         self._forget()

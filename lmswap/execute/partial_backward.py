@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from lmswap.errors import OptionError
 from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed, is_projection
+from lmswap.torch_compat.autograd import current_graph_task_id
+from lmswap.torch_compat.graphs import LazyGraphModule
 
 _Given = TypeVar("_Given")
 
@@ -151,7 +152,7 @@ class ActiveBackwards:
             OptionError: one runs in another thread.
         """
         for backward in filter(None, [reference() for reference in self._at_work]):
-            if torch._C._current_graph_task_id() >= 0:
+            if current_graph_task_id() >= 0:
                 backward.finish()
             else:  # autograd has left it: an exception ended the pass
                 backward.close()
@@ -225,4 +226,4 @@ def _part(
     for node in ops:
         copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies.get(node) for node in given))
-    return _LazyGraphModule(module, part)
+    return LazyGraphModule(module, part)

@@ -20,10 +20,10 @@ def allocate_cublas_workspaces(device: torch.device) -> None:
     if device.type != "cuda":
         return
     import torch
-    from torch._dispatch.python import no_python_dispatcher
-    from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes(), no_python_dispatcher(), torch.cuda.device(device), torch.enable_grad():
+    from lmswap.torch_compat.operators import eager_dispatch
+
+    with eager_dispatch(), torch.cuda.device(device), torch.enable_grad():
         matrix = torch.ones(16, 16, device=device, requires_grad=True)
         # The gradient of the square comes first: torch warns where the first call of a thread is to cuBLAS.
         loss = torch.addmm(matrix, matrix, matrix).square().sum()

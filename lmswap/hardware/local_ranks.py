@@ -60,12 +60,14 @@ class LocalRanks:
         """
         from torch import distributed
 
+        from lmswap.torch_compat.process_groups import default_store
+
         count, rank = num_local_processes(), _variable("LOCAL_RANK")
         if count == 1 or rank is None or not (distributed.is_available() and distributed.is_initialized()):
             return None
         if rank >= count:
             raise OptionError(f"LOCAL_RANK is {rank}, and the ranks of this machine are 0 to {count - 1}")
-        store: Any = distributed.distributed_c10d._get_default_store()
+        store = default_store()
         group = _variable("GROUP_RANK")  # launchers other than torchrun may not number the machines
         machine = socket.gethostname() if group is None else group
         return LocalRanks(distributed.distributed_c10d.PrefixStore(f"lmswap/{machine}", store), rank, count)

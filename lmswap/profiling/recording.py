@@ -17,6 +17,7 @@ import torch
 
 from lmswap.errors import OptionError
 from lmswap.ir.timeline import Step
+from lmswap.torch_compat.autograd import is_profiling
 
 
 class StepRecorder(Protocol):
@@ -71,7 +72,7 @@ class KinetoRecorder:
     """
 
     def __init__(self, path: Path) -> None:
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        if is_profiling():
             raise OptionError("the script runs torch.profiler itself, and there can be only one: use another tool")
         self._path = path
         activities = [torch.profiler.ProfilerActivity.CPU]

@@ -157,9 +157,9 @@ class _LoaderWatch:
     """Tracks the DataLoader iteration of the last batch, by a hook in torch's iterator."""
 
     def __init__(self) -> None:
-        from torch.utils.data import dataloader
+        from lmswap.torch_compat.data_loaders import LoaderIterator, num_yielded
 
-        self._iterator_class = dataloader._BaseDataLoaderIter
+        self._iterator_class = LoaderIterator
         self._next = self._iterator_class.__next__
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._num_iterations = 0
@@ -167,7 +167,7 @@ class _LoaderWatch:
 
         @functools.wraps(self._next)
         def watched(iterator: Any) -> Any:
-            if iterator._num_yielded == 0:  # also when persistent workers reuse the iterator
+            if num_yielded(iterator) == 0:  # also when persistent workers reuse the iterator
                 self._num_iterations += 1
                 self._numbers[iterator] = self._num_iterations
             self.iteration = self._numbers.get(iterator)

@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from lmswap.torch_compat.autograd import (
+    disable_saved_tensor_hooks,
+    hooks_disabled_message,
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    replace_disable_hooks,
+    top_saved_tensor_hooks,
+)
 
 _Pair = tuple[Callable[..., Any], Callable[..., Any]]
-_refuse_or_disable: Callable[..., None] = torch._C._autograd._saved_tensors_hooks_disable  # torch's
 
 
 class _Pushed(threading.local):
@@ -30,13 +36,12 @@ _PUSHED = _Pushed()
 
 def disable_hooks(message: str, fail_if_non_empty: bool = True) -> None:
     """Replace torch's function of the same signature; hooks of enabled models do not make it fail."""
-    top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    _refuse_or_disable(message, fail_if_non_empty and top not in _PUSHED.pairs)
+    disable_saved_tensor_hooks(message, fail_if_non_empty and top_saved_tensor_hooks() not in _PUSHED.pairs)
 
 
 def disabled_by() -> str | None:
     """Return torch's message for pushing hooks while they are disabled, or None if they are enabled."""
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    return hooks_disabled_message()
 
 
 class Hooks(threading.local):
@@ -49,7 +54,7 @@ class Hooks(threading.local):
 
     def __init__(self) -> None:
         # Permanent: threads share torch's module, and without hooks of enabled models the behaviour is torch's.
-        torch._C._autograd._saved_tensors_hooks_disable = disable_hooks
+        replace_disable_hooks(disable_hooks)
 
     @contextmanager
     def on(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
@@ -57,7 +62,7 @@ class Hooks(threading.local):
         self._pushed = pair = pack, unpack
         _PUSHED.pairs.append(pair)
         try:
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            push_saved_tensor_hooks(pack, unpack)
             yield
         finally:
             self.take_back()  # torch's context would raise where a signal has left nothing to pop
@@ -67,5 +72,5 @@ class Hooks(threading.local):
         left, self._pushed = self._pushed, None
         if left in _PUSHED.pairs:
             _PUSHED.pairs.remove(left)
-        if left is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) == left:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        if left is not None and top_saved_tensor_hooks() == left:
+            pop_saved_tensor_hooks()

@@ -30,6 +30,8 @@ import torch
 
 from lmswap.errors import SavedTensorChanged
 from lmswap.execute import ops
+from lmswap.torch_compat.autograd import current_node
+from lmswap.torch_compat.tensors import storage_id, storage_use_count
 
 
 class SavedStorage:
@@ -86,7 +88,7 @@ class SavedStorage:
 
     def occupies(self, storage: torch.UntypedStorage) -> bool:
         """Return whether ``storage`` now holds its bytes."""
-        return self._storage is not None and self._storage._cdata == storage._cdata
+        return self._storage is not None and storage_id(self._storage) == storage_id(storage)
 
     def swap_out(self, tier: str, offset: int) -> bool:
         """Queue the swap-out if that is allowed; the device memory is held until `release`.
@@ -165,7 +167,7 @@ class SavedStorage:
     def _owners(self) -> tuple[int, int]:
         """Return the storage's use count in C++, and its reference count in Python."""
         storage: Any = self._storage
-        uses = torch._C._storage_Use_Count(storage._cdata)
+        uses = storage_use_count(storage_id(storage))
         return uses, sys.getrefcount(storage)
 
 
@@ -238,6 +240,6 @@ class SavedTensor:
 
     def _describe(self) -> str:
         shape = self._watched.shape if self.storage is None else self._shape
-        node: Any = torch._C._current_autograd_node()
+        node = current_node()
         name = node.name() if node else "autograd"
         return f"{name} needs a {self._watched.dtype} tensor of shape {list(shape)}"

@@ -23,6 +23,8 @@ from lmswap.saved_tensors.recording import Recorded, Recording
 from lmswap.saved_tensors.residency import Presence
 from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, is_torchs_own
 from lmswap.saved_tensors.weak_values import Alive
+from lmswap.torch_compat.autograd import current_graph_task_id, current_node, queue_callback, sequence_number
+from lmswap.torch_compat.tensors import storage_id
 from lmswap.user_frame import user_line_and_module
 from lmswap.verify.saved_tensors import SavedCheck
 
@@ -170,7 +172,7 @@ class EagerStep:
         storage = saved.storage
         if storage is None:
             return saved.restore()
-        node: Any = torch._C._current_autograd_node()
+        node = current_node()
         if node is None:  # read as an attribute of a grad_fn
             if self.recording is not None:
                 self.recording.presence.watch(storage)
@@ -178,7 +180,7 @@ class EagerStep:
             storage.mark_escaped()
             self._release(storage)
             return tensor
-        running = (torch._C._current_graph_task_id(), node._sequence_nr())
+        running = (current_graph_task_id(), sequence_number(node))
         stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
         if running != self._node:
             self._begin_node(running, node.name(), storage)
@@ -210,14 +212,14 @@ class EagerStep:
             return False
         if self._resident is None:
             self._resident = self._find_resident()
-        return storage._cdata not in self._resident and is_torchs_own(storage)
+        return storage_id(storage) not in self._resident and is_torchs_own(storage)
 
     def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
         """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
         untyped, stream = tensor.untyped_storage(), self._streams.current()
         if stream != self._stream:
             self._streams.together |= {stream, self._stream}
-        storage = self._storages.get(self._numbers.get(untyped._cdata))
+        storage = self._storages.get(self._numbers.get(storage_id(untyped)))
         if storage is not None and storage.occupies(untyped):
             storage.note_use_on(stream)
         else:
@@ -225,7 +227,7 @@ class EagerStep:
                 self._host.engine_number, self.num_storages, tensor, stream, self._host.check is not None
             )
             self.num_storages += 1
-            self._numbers[untyped._cdata] = storage.number
+            self._numbers[storage_id(untyped)] = storage.number
             self._storages[storage.number] = storage
         if self.recording is not None:
             self.recording.presence.watch(storage)
@@ -238,7 +240,7 @@ class EagerStep:
             self._needs, self.planned, self.recording, self.runs_backward = [], None, None, True
         if running[0] != self._task:
             self._task = running[0]
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            queue_callback(self._end_backward)
             self._host.backward_begins(self)
         self._needs.append(storage.number)
         at = len(self._needs) - 1
@@ -386,7 +388,9 @@ class LateStep:
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:
     """Return the identities of the storages of all plain tensors among ``tensors``, which must stay resident."""
     return frozenset(
-        tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor) and _is_plain(tensor)
+        storage_id(tensor.untyped_storage())
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor) and _is_plain(tensor)
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -22,7 +21,6 @@ from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.no_decompositions import numerics_note
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.output_names import input_names, results
-from lmswap.capture.trace_eviction import CacheEntry
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
 from lmswap.execute.arena import Script, placing
 from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
@@ -32,7 +30,6 @@ from lmswap.execute.output_liveness import OutputLiveness, output_positions
 from lmswap.execute.partial_backward import (
     Backward,
     PartialResults,
-    Parts,
     Results,
     collect,
     compile_parts,
@@ -55,6 +52,7 @@ from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.retention import RetentionEstimate
+from lmswap.torch_compat.dynamo_cache import CacheEntry
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
 from lmswap.verify.summary import Verified
@@ -235,7 +233,7 @@ class _PlannedGraph(aot.GraphHandler):
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step: they slow down a graph of many small ops.
             timed = compile_boxed(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
-            with placing(arena, script) as allocating, self._running(phase), allocating():
+            with placing(arena, script) as allocating, self.running(phase), allocating():
                 values = (timed or function)(arguments)
             handover.after_forward(values, positions)
             return values
@@ -256,7 +254,7 @@ class _PlannedGraph(aot.GraphHandler):
             handover.before_backward(arguments, positions)
             with (
                 placing(arena, script, adds_up=self._adds_up and self._session.retention.has_gradients()) as allocating,
-                self._running("backward"),
+                self.running("backward"),
             ):
                 yield from (timed or parts)(arguments, allocating)
             handover.after_backward()
@@ -269,31 +267,18 @@ class _PlannedGraph(aot.GraphHandler):
             return begin
         return single_part(reference.wrap(lambda arguments: collect(begin(arguments)), "backward"))
 
-    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
-        """See `lmswap.capture.inductor.backend.CompiledGraphHandler`."""
+    def running(self, phase: str) -> _Running:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        return _Running(self._session, (self._graph.index, phase), self._follows, self._first_runs)
 
-        def run(arguments: list[Any]) -> Any:
-            with self._running(phase):
-                return function(arguments)
-
-        return run
-
-    def recorded_parts(self, parts: Parts) -> Backward:
-        """See `lmswap.capture.inductor.backend.CompiledGraphHandler`."""
-
-        def run(arguments: list[Any]) -> Generator[Results, None, None]:
-            with self._running("backward"):
-                yield from parts(arguments, nullcontext)
-
-        return lambda arguments: self._session.register_backward(run(arguments))
+    def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        return self._session.register_backward(parts)
 
     @property
     def _follows(self) -> tuple[int, ...]:
         """The graphs of the step whose plan it follows, as records name the plan."""
         return self._step or (self._graph.index,)
-
-    def _running(self, phase: str) -> _Running:
-        return _Running(self._session, (self._graph.index, phase), self._follows, self._first_runs)
 
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session

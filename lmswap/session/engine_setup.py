@@ -18,6 +18,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
 from lmswap.session.plan_file import PinnedPlans
+from lmswap.torch_compat.caching_allocator import allocator_settings
 
 # What verify=True checks and does not check, by compiler.
 WHAT_VERIFY_DOES = {
@@ -164,7 +165,7 @@ def has_places(device: torch.device, options: Options) -> bool:
         return False
     if torch.cuda.get_allocator_backend() != "native":
         return False
-    settings = torch.cuda.memory._snapshot()["allocator_settings"]  # which other allocators refuse
+    settings = allocator_settings()
     splits_as_expected = not settings["expandable_segments"] and settings["max_split_size"] == -1
     rounds_as_expected = not any(settings["roundup_power2_divisions"].values())
     return splits_as_expected and rounds_as_expected

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
@@ -58,6 +57,7 @@ from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
+from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
 from lmswap.verify.summary import Verified
 from lmswap.verify.transfer_checksums import Audit
 

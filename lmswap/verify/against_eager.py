@@ -26,6 +26,8 @@ from lmswap.execute.codegen import captured_node
 from lmswap.execute.recorder import Recorder
 from lmswap.execute.rng import restored_rng_states, set_rng_states
 from lmswap.execute.storage import has_plain_storage
+from lmswap.torch_compat.autograd import is_any_autocast_enabled
+from lmswap.torch_compat.tensors import storage_id, version_of
 from lmswap.verify.bitwise import Comparator, effect_results, effects
 from lmswap.verify.summary import Result, Verified
 
@@ -171,7 +173,7 @@ class EagerReference:
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
                 self._leaves_out("gradients", into, _NOT_PLAIN)
                 return
-            if torch._C._is_any_autocast_enabled():
+            if is_any_autocast_enabled():
                 self._leaves_out("gradients", into, _CAST)
                 return
             is_unseen = any(gradient is not None and number not in of for number, gradient in enumerate(given))
@@ -224,7 +226,7 @@ def _can_be_copied(arguments: Sequence[Any]) -> bool:
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(t) for t in tensors):
         return False
-    storages = [tensor.untyped_storage()._cdata for tensor in tensors if tensor.requires_grad]
+    storages = [storage_id(tensor.untyped_storage()) for tensor in tensors if tensor.requires_grad]
     return len(set(storages)) == len(storages)
 
 
@@ -237,10 +239,11 @@ def _copies(arguments: Sequence[Any]) -> list[Any]:
             copies.append(argument)
             continue
         storage = argument.untyped_storage()
-        if storage._cdata not in memory:
-            memory[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        number = storage_id(storage)
+        if number not in memory:
+            memory[number] = storage.clone()  # type: ignore[no-untyped-call]
         copy = torch.empty(0, dtype=argument.dtype, device=argument.device)
-        copy.set_(memory[storage._cdata], argument.storage_offset(), argument.shape, argument.stride())
+        copy.set_(memory[number], argument.storage_offset(), argument.shape, argument.stride())
         copies.append(copy)
     return copies
 
@@ -258,7 +261,7 @@ def _input(copy: Any, argument: Any, memory: Any) -> Any:
 
 def _version(argument: Any) -> int:
     is_counted = isinstance(argument, torch.Tensor) and not argument.is_inference()
-    return argument._version if is_counted else 0
+    return version_of(argument) if is_counted else 0
 
 
 def _function(output: Any) -> Any:

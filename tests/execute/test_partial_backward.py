@@ -9,6 +9,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
+from lmswap.execute import partial_backward
 from lmswap.execute.partial_backward import ActiveBackwards
 
 REFUSAL = r"Net was called while its backward runs in another thread.*take turns"
@@ -44,7 +45,7 @@ def waiting():
 @pytest.mark.parametrize("in_backward", [False, True], ids=["a forward", "a backward"])
 def test_another_threads_step_is_refused_while_a_part_runs(waiting, in_backward, monkeypatch):
     if in_backward:
-        monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 1)
+        monkeypatch.setattr(partial_backward, "current_graph_task_id", lambda: 1)
     with pytest.raises(OptionError, match=REFUSAL):
         waiting.backwards.end()
     with pytest.raises(OptionError, match=REFUSAL):
@@ -58,7 +59,7 @@ def test_an_error_of_a_part_is_its_own(monkeypatch):
         yield {}
         raise ValueError("generator already executing")  # the words of CPython, out of the model's code
 
-    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 1)
+    monkeypatch.setattr(partial_backward, "current_graph_task_id", lambda: 1)
     for take in (lambda backwards, work: list(work), lambda backwards, work: backwards.end()):
         backwards = ActiveBackwards("Net")
         work = backwards.add(parts())

@@ -1,24 +1,20 @@
-"""The seam to Inductor's compile_fx, for planning the graphs that it compiles; `lmswap.capture.aot` has the other seam.
+"""Runs TorchInductor over the regions that Dynamo captures, and passes its graphs to a handler to edit.
 
 Inductor decomposes operators and chooses what the forward saves, so its graphs differ from those of the fx path, and
 are lowered, timed and planned separately. Graphs that need neither swaps nor recomputation are passed on unchanged.
+
+Limits: with swaps the last bits may differ from Inductor's own, where a copy splits a fusion; the peak is planned for
+the graph before fusion; random ops are never recomputed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor import config, ir
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._inductor.lowering import make_fallback
-from torch._inductor.virtualized import V
 
 from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_rewriters
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
@@ -28,40 +24,43 @@ from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.codegen import BoxedFunction, is_whole
-from lmswap.execute.partial_backward import Backward, Parts, compile_parts, results_by_part
+from lmswap.execute.partial_backward import Results, compile_parts, results_by_part
 from lmswap.progress import reported
+from lmswap.torch_compat.inductor import (
+    PRE_FUSION_PASS,
+    CustomPartitionerFn,
+    V,
+    compile_fx,
+    compile_fx_inner,
+    config,
+    ir,
+    make_fallback,
+    min_cut_rematerialization_partition,
+    unlifted_effect_tokens,
+)
 
 # Swapped-in tensors have the strides that were traced; Inductor would choose others for what it saves.
 # A replayed CUDA graph would copy to and from the addresses of its capture.
 AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False, "triton.cudagraphs": False}
-# For graphs into which a plan has inserted ops: passes that move ops are off.
+# For graphs into which a plan has inserted ops: passes that move ops are off. They keep collectives in order, but no
+# other operators (torch 2.13; pytorch#134874, pytorch#150074).
 _AS_PLANNED = {
     "reorder_for_peak_memory": False,
     "reorder_for_locality": False,
-    "_pre_fusion_custom_pass": chain_calls,
+    PRE_FUSION_PASS: chain_calls,
 }
 _IS_REWRITTEN = "lmswap_is_rewritten"
 _STRIDES = "lmswap_strides"
 _READ_BYTES = (ops.swap_out_start, ops.swap_out_wait, ops.view_bytes)
 
 
-class CompiledGraphHandler(GraphHandler, Protocol):
-    """What is done with the graphs of a region that is compiled by another compiler."""
-
-    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
-        """Return what runs in place of a graph's compiled function."""
-
-    def recorded_parts(self, parts: Parts) -> Backward:
-        """Return what runs in place of a backward that yields gradients before its end."""
-
-
-def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Compiled:
+def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:
     """Run Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
         module: Dynamo's graph; it is consumed.
         inputs: real or fake tensors in the order of its placeholders.
-        handler: see `GraphHandler`; its ``compiled`` is not called.
+        handler: see `GraphHandler`; its ``compiled`` and ``compiled_backward`` are not called.
 
     Returns:
         The callable that replaces the region.
@@ -84,7 +83,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
 @contextmanager
 def _inductors_own(fake_mode: Any) -> Iterator[None]:
     """Return the context in which Inductor runs AOTAutograd."""
-    with V.set_fake_mode(fake_mode), functorch_config.patch(unlift_effect_tokens=True):
+    with V.set_fake_mode(fake_mode), unlifted_effect_tokens():
         yield
 
 
@@ -118,12 +117,21 @@ class _Variant(Variant):
 
     def __init__(
         self,
-        handler: CompiledGraphHandler,
+        handler: GraphHandler,
         arrival: GradientOrder,
         own_parameters: Callable[[fx.Graph], Collection[int]],
     ) -> None:
         self._handler, self.arrival, self._own_parameters = handler, arrival, own_parameters
-        self.recorded = handler.recorded
+
+    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
+        """Return ``function``, run in the handler's context."""
+        running = self._handler.running
+
+        def run(arguments: list[Any]) -> Any:
+            with running(phase):
+                return function(arguments)
+
+        return run
 
     def in_parts(self, backward: fx.GraphModule, how: dict[str, Any]) -> BoxedFunction:
         """Compile each part of a backward that yields gradients before its end."""
@@ -132,9 +140,14 @@ class _Variant(Variant):
             examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
             return _as_planned(part, examples, {**how, "static_input_idxs": ()})
 
-        begin = self._handler.recorded_parts(compile_parts(backward, compile_part))
+        handler, parts = self._handler, compile_parts(backward, compile_part)
+
+        def run(arguments: list[Any]) -> Generator[Results, None, None]:
+            with handler.running("backward"):
+                yield from parts(arguments, nullcontext)
+
         num_results = len(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-        return lambda arguments: dispatch_gradients(begin(arguments), num_results)
+        return lambda arguments: dispatch_gradients(handler.register_backward(run(arguments)), num_results)
 
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
         """See `Variant`."""

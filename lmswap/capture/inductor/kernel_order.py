@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
-from torch._inductor.dependencies import WeakDep
-from torch._inductor.scheduler import BaseSchedulerNode
 
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
+from lmswap.torch_compat.inductor import BaseSchedulerNode, WeakDep
 
 # An event: the operator's name and, of a swap op, the buffer that it moves.
 _Event = tuple[str, int | None]

@@ -19,6 +19,8 @@ from lmswap.capture.numerics.gradient_order import receiver_of
 from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
 from lmswap.execute.partial_backward import PartialResults, Results
 from lmswap.execute.storage import has_plain_storage
+from lmswap.torch_compat.autograd import current_graph_task_id, current_node, has_hooks_before_accumulation
+from lmswap.torch_compat.tensors import tensor_id, version_of
 
 VIEWS = (
     f"{ROUNDED_OTHERWISE}: a graph returns several views of one tensor, whose gradients are added before those of "
@@ -42,7 +44,7 @@ class AccumulationWatch:
         """Return ``partial_results``, yielded by the region's node that autograd runs now, unchanged."""
         if self._is_reported or not self._positions:
             return partial_results
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_node()
         ends: dict[int, End] = {position: node.next_functions[position] for position in self._positions}
 
         def look(given: Results) -> Results:
@@ -59,14 +61,14 @@ class AccumulationWatch:
         node, number = receiver_of(end, gradient.shape)
         if node is None or _is_hooked(node):
             return
-        passed, shape, backward = _identity(gradient), tuple(gradient.shape), torch._C._current_graph_task_id()
+        passed, shape, backward = _identity(gradient), tuple(gradient.shape), current_graph_task_id()
         if position in self._handles:
             self._handles[position].remove()
 
         def arrives(arrived: tuple[Tensor | None, ...]) -> None:
             handle.remove()
             found = arrived[number]
-            is_another = backward != torch._C._current_graph_task_id()
+            is_another = backward != current_graph_task_id()
             if self._is_reported or is_another or found is None or _identity(found) == passed:
                 return
             self._is_reported = True
@@ -160,9 +162,10 @@ def _is_sum(result: Any) -> bool:
 
 def _is_hooked(node: Any) -> bool:
     """Return whether a parameter's own hooks may replace the sum."""
-    return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
+    variable = getattr(node, "variable", None)
+    return variable is not None and has_hooks_before_accumulation(variable)
 
 
 def _identity(gradient: Tensor) -> tuple[int, int]:
     """Return an identity that changes by addition, in place or not."""
-    return gradient.data_ptr() if has_plain_storage(gradient) else gradient._cdata, gradient._version
+    return gradient.data_ptr() if has_plain_storage(gradient) else tensor_id(gradient), version_of(gradient)

@@ -9,46 +9,36 @@ warning. Such regions are left to eager torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.variables import TensorVariable
-from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
+from lmswap.torch_compat.dynamo import CHECKPOINT, observed_checkpoints
+from lmswap.torch_compat.operators import OpOverload, TorchDispatchMode, enable_python_dispatcher, schema_of
+from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.tensors import storage_id
 
-_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _YIELDS_NONE = "lmswap_yields_no_gradients"  # in the meta of a node
-_Call = Callable[..., Any]
 
 
 @contextmanager
 def marked_checkpoints() -> Iterator[None]:
-    """Marks, in graphs that Dynamo captures, reentrant checkpoints of which no argument requires a gradient.
+    """Mark, in graphs that Dynamo captures, reentrant checkpoints of which no argument requires a gradient.
 
     The arguments of a node do not show it: they include what the region reads from closures and containers, which eager
     torch does not look into.
     """
-    original: _Call = CheckpointHigherOrderVariable._call_function
 
-    def call(self: Any, tracer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        given = [arg for arg in args[1:] if isinstance(arg, TensorVariable)]
-        result = original(self, tracer, args, kwargs)
-        if not any(arg.as_proxy().node.meta["example_value"].requires_grad for arg in given):
-            (*_, node) = tracer.output.graph.find_nodes(op="call_function", target=_CHECKPOINT)
+    def mark(node: fx.Node, given: Sequence[Tensor]) -> None:
+        if not any(tensor.requires_grad for tensor in given):
             node.meta[_YIELDS_NONE] = True
-        return result
 
-    with mock.patch.object(CheckpointHigherOrderVariable, "_call_function", call):
+    with observed_checkpoints(mark):
         yield
 
 
@@ -58,7 +48,7 @@ def refuse_effects(region: fx.GraphModule) -> None:
         return
     for part in region.modules():
         if isinstance(part, fx.GraphModule):
-            for node in part.graph.find_nodes(op="call_function", target=_CHECKPOINT):
+            for node in part.graph.find_nodes(op="call_function", target=CHECKPOINT):
                 _refuse_node(part, node)
 
 
@@ -86,7 +76,7 @@ def _run(owner: fx.GraphModule, node: fx.Node) -> _Effects:
     region = owner.get_submodule(body.target)  # type: ignore[union-attr, arg-type]
     mode = next(fake.fake_mode for fake in tensors(list(map(_example, given))) if hasattr(fake, "fake_mode"))
     with torch.no_grad(), mode:
-        copies = [pytree.tree_map_only(Tensor, Tensor.clone, _example(argument)) for argument in given]
+        copies = [tree_map_only(Tensor, Tensor.clone, _example(argument)) for argument in given]
         effects = _Effects(tensors(copies))
         with enable_python_dispatcher(), effects:
             region(*copies)
@@ -106,12 +96,12 @@ class _Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.written: str | None = None
         self.drawn: str | None = None
-        self._storages = {tensor.untyped_storage()._cdata for tensor in given}
+        self._storages = {storage_id(tensor.untyped_storage()) for tensor in given}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, OpOverload):
-            if any(tensor.untyped_storage()._cdata in self._storages for tensor in _written(func, args, kwargs)):
+            if any(storage_id(tensor.untyped_storage()) in self._storages for tensor in _written(func, args, kwargs)):
                 self.written = str(func)
             if torch.Tag.nondeterministic_seeded in func.tags:
                 self.drawn = str(func)
@@ -120,7 +110,7 @@ class _Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _written(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The arguments of a call that the operator's schema declares as written."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    writes = [argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    arguments = schema_of(func).arguments
+    given = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
+    writes = [argument for argument in arguments if argument.alias_info and argument.alias_info.is_write]
     return tensors([given.get(argument.name) for argument in writes])

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import make_contiguous_strides_for
-from torch.utils import _pytree as pytree
 
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
+from lmswap.torch_compat.operators import OpOverload
+from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.tensors import make_contiguous_strides_for, storage_id
 
 # Returns the tensors that an operator really makes on the device, or None where that is unknown.
 OutputMetadata = Callable[[fx.Node], Sequence[torch.Tensor] | None]
@@ -58,7 +59,7 @@ def may_differ(node: fx.Node) -> bool:
     part of its storage, a result that is such a part of its own (copy: AOTAutograd of torch 2.13 traces a whole one);
     with norms of bfloat16 and weights of float32, results of float32.
     """
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target in _PRODUCTS:
+    if not isinstance(node.target, OpOverload) or node.target in _PRODUCTS:
         return False
     if node.target.overloadpacket in _MISTRACED:
         return True
@@ -103,15 +104,15 @@ def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
             whole = torch.empty(count, dtype=found.dtype, device=fake.device)
             return whole.as_strided(found.shape, found.stride(), found.storage_offset())
 
-    node.meta["val"] = pytree.tree_map_only(torch.Tensor, corrected, node.meta["val"])
+    node.meta["val"] = tree_map_only(torch.Tensor, corrected, node.meta["val"])
     return True
 
 
 def _is_view(node: fx.Node, value: Any) -> bool:
     """Return whether ``value`` shares the memory of an input of ``node``."""
     given = [tensor for other in node.all_input_nodes for tensor in tensors(other.meta["val"])]
-    storages = {tensor.untyped_storage()._cdata for tensor in given}
-    return any(tensor.untyped_storage()._cdata in storages for tensor in tensors(value))
+    storages = {storage_id(tensor.untyped_storage()) for tensor in given}
+    return any(storage_id(tensor.untyped_storage()) in storages for tensor in tensors(value))
 
 
 def _is_whole(value: torch.Tensor) -> bool:

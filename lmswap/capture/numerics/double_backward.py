@@ -15,6 +15,7 @@ from torch import Tensor
 from lmswap.errors import DoubleBackward
 from lmswap.execute.codegen import captured_node
 from lmswap.execute.storage import has_plain_storage
+from lmswap.torch_compat.autograd import current_node
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -35,7 +36,7 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
                 raise DoubleBackward(notice())
             # Registered only now: for a post hook autograd keeps the node's inputs until it has run.
-            running: Any = torch._C._current_autograd_node()  # `node` in a closure of its own hook would be a cycle
+            running: Any = current_node()  # `node` in a closure of its own hook would be a cycle
             handles.append(running.register_hook(ran))
 
     def ran(gradients: Gradients, _: Gradients) -> Gradients:

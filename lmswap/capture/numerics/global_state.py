@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
-from torch.nn.modules import module as torch_module
+
+from lmswap.torch_compat.modules import global_module_hooks
 
 _CUDA = torch.backends.cuda
 # Where a trace calls attention torch selects among these, and the trace contains the selected kernel.
@@ -27,14 +28,7 @@ class GlobalState(NamedTuple):
     @classmethod
     def now(cls) -> GlobalState:
         """Return the state in this thread."""
-        # torch.nn checks these in each call of a module; numbers are not reused.
-        hooks = (
-            *torch_module._global_forward_pre_hooks,
-            *torch_module._global_forward_hooks,
-            *torch_module._global_backward_pre_hooks,
-            *torch_module._global_backward_hooks,
-        )
-        return cls(hooks, tuple(is_allowed() for is_allowed in _ATTENTION))
+        return cls(global_module_hooks(), tuple(is_allowed() for is_allowed in _ATTENTION))
 
     def changed(self, before: GlobalState, ops: Iterable[str]) -> str | None:
         """Return, as a sentence, what has changed since ``before``, when ``ops`` were traced, if it affects them."""

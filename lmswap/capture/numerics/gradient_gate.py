@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lmswap.errors import CaptureError
 from lmswap.execute.partial_backward import PartialResults, collect
+from lmswap.torch_compat.autograd import current_node, disable_autocast, forward_class, will_execute
 
 End = tuple[Any, int]  # the autograd node that takes a gradient, or None, and its input's number
 
@@ -61,7 +62,7 @@ class _Backward:
             CaptureError: another step began meanwhile.
         """
         positions = self._wanted.pop(gate)
-        with torch._C._DisableAutocast():  # as torch does around the region's node
+        with disable_autocast():  # as torch does around the region's node
             while any(position not in self._made for position in positions if position is not None):
                 given = next(self._results, None)
                 if given is None:
@@ -94,25 +95,20 @@ def skip_gate(end: End) -> End:
 
 def _gates(num_results: int) -> dict[Any, list[int | None]]:
     """Return the gates of all results, with their numbers; empty if a result has none, or a gate will not run."""
-    node: Any = torch._C._current_autograd_node()
+    node: Any = current_node()
     if torch.is_grad_enabled() or len(node.next_functions) != num_results:
         return {}
     numbers: dict[Any, dict[int, int]] = {}
     for number, (following, output) in enumerate(node.next_functions):
         if following is not None:
             numbers.setdefault(following, {})[output] = number
-    if not all(_is_gate(gate) and _runs(gate) for gate in numbers):
+    if not all(_is_gate(gate) and will_execute(gate) for gate in numbers):
         return {}
     return {gate: [at.get(output) for output in range(len(gate.next_functions))] for gate, at in numbers.items()}
 
 
 def _is_gate(node: Any) -> bool:
-    return getattr(node, "_forward_cls", None) is _Gate
-
-
-def _runs(node: Any) -> bool:
-    """Return whether the current backward will run ``node``: not if it computes other gradients only."""
-    return torch._C._will_engine_execute_node(node)
+    return forward_class(node) is _Gate
 
 
 def _sum(given: Tensor | None, made: Tensor | None) -> Tensor | None:

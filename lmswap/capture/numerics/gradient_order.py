@@ -22,6 +22,7 @@ from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
 from lmswap.capture.numerics.gradient_gate import End, insert_gate, skip_gate
+from lmswap.torch_compat.autograd import has_gradient_hooks, sequence_number
 
 
 def is_distributed() -> bool:
@@ -107,10 +108,7 @@ def _trains(value: Any) -> bool:
 
 def _any_has_hooks(values: Sequence[Any]) -> bool:
     """Return whether hooks get the gradient of one of them, before or after accumulation."""
-    for value in values:
-        if isinstance(value, Tensor) and (value._backward_hooks or value._post_accumulate_grad_hooks):
-            return True
-    return False
+    return any(isinstance(value, Tensor) and has_gradient_hooks(value) for value in values)
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
@@ -128,7 +126,7 @@ def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
     reached, turns = [], count()
 
     def push(node: Node) -> None:
-        newest = 2**64 if node in leaves else node._sequence_nr()
+        newest = 2**64 if node in leaves else sequence_number(node)
         heapq.heappush(ready, (-newest, next(turns), node))
 
     for root in roots:

@@ -6,22 +6,14 @@ answer is kept: the eager branch often cannot be captured by torch.compile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
-from torch._dynamo.variables import TorchInGraphFunctionVariable
 
+from lmswap.torch_compat.dynamo import IS_COMPILING, replaced_handlers
 from lmswap.user_frame import is_users
-
-_QUESTIONS = (
-    torch.compiler.is_compiling,
-    torch.compiler.is_dynamo_compiling,
-    torch._utils.is_compiling,
-    torch._dynamo.external_utils.is_compiling,
-)
 
 # When not compiled and without gradients, it packs the unmasked positions and returns zeros for the rest.
 _ASKS_TOO = nn.modules.transformer.__file__
@@ -30,20 +22,15 @@ _ASKS_TOO = nn.modules.transformer.__file__
 @contextmanager
 def detect_is_compiling_calls(lines: list[str]) -> Iterator[None]:
     """Add to ``lines``, while Dynamo captures within, the lines of user code that call it: "model.py:12"."""
-    handlers = TorchInGraphFunctionVariable._get_handlers()
-    answers = {question: handlers[question] for question in _QUESTIONS if question in handlers}
 
-    def handle(question: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+    def handle(answer: Callable[..., Any], question: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         path = tracer.f_code.co_filename
         if is_users(path) or path == _ASKS_TOO:
             lines.append(f"{path.rsplit('/', 1)[-1]}:{tracer.lineno}")
-        return answers[question.value](question, tracer, *args, **kwargs)
+        return answer(question, tracer, *args, **kwargs)
 
-    handlers.update(dict.fromkeys(answers, handle))
-    try:
+    with replaced_handlers(IS_COMPILING, handle):
         yield
-    finally:
-        handlers.update(answers)
 
 
 def describe_is_compiling_calls(lines: list[str]) -> str:

@@ -15,21 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._dynamo import config as dynamo_config
-from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
-from torch._ops import OpOverload, OpOverloadPacket
 
 from lmswap.capture.lower import Lowered, tensors
 from lmswap.capture.numerics.random_ops import draw_in_place
 from lmswap.execute.codegen import SegmentGraph
 from lmswap.ir.program import BufferKind, Program
+from lmswap.torch_compat.dynamo import ConstantVariable, replaced_handlers
+from lmswap.torch_compat.operators import OpOverload, own_python_kernels
 
-# Settings of Dynamo for `no_dynamo_decompositions`; not every torch has them.
-AS_CALLED = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(dynamo_config, name)}
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # prefix of notes
 _LOW = (torch.float16, torch.bfloat16)
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # These write running statistics that their schemas declare read-only; others are traced in their place.
 _UNDECLARED_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
 _CUDNN_BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default
@@ -88,46 +83,25 @@ def _casts_twice(program: Program, graph: SegmentGraph) -> bool:
 
 @contextmanager
 def no_dynamo_decompositions() -> Iterator[None]:
-    """Make Dynamo capture the functions that the model calls, where it would decompose some for Inductor.
+    """Make Dynamo capture calls of addcdiv, which it would decompose for Inductor, as other functions.
 
-    To be used together with `AS_CALLED`.
+    To be used together with `lmswap.torch_compat.dynamo.NO_DECOMPOSITIONS`, which does not affect this function (torch
+    2.13; pytorch#176799 is on its methods).
     """
-    handlers = TorchInGraphFunctionVariable._get_handlers()
-    written_out = handlers.get(torch.addcdiv)
-    if written_out is None:
-        yield
-        return
 
-    def handle(function: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+    def handle(decompose: Callable[..., Any], function: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         is_number = isinstance(kwargs.get("value"), ConstantVariable)  # a tensor's value would break the graph
-        return None if is_number else written_out(function, tracer, *args, **kwargs)
+        return None if is_number else decompose(function, tracer, *args, **kwargs)
 
-    handlers[torch.addcdiv] = handle
-    try:
+    with replaced_handlers((torch.addcdiv,), handle):
         yield
-    finally:
-        handlers[torch.addcdiv] = written_out
 
 
 @contextmanager
 def no_python_kernels() -> Iterator[None]:
     """Make traces contain the operators that eager torch runs."""
-    own: dict[OpOverload[..., Any], Callable[..., Any]] = {_BERNOULLI: draw_in_place, _CUDNN_BATCH_NORM: _normalize}
-    changed = {*_with_python_kernels(), *own}
-    taken = [(op, key, op.py_kernels.pop(key)) for op in changed for key in _KEYS if key in op.py_kernels]
-    for op, kernel in own.items():
-        op.py_kernels[DispatchKey.Autograd] = kernel
-    for op in changed:
-        op._dispatch_cache.clear()
-    try:
+    with own_python_kernels({_BERNOULLI: draw_in_place, _CUDNN_BATCH_NORM: _normalize}, keep=_UNDECLARED_WRITERS):
         yield
-    finally:
-        for op in own:
-            del op.py_kernels[DispatchKey.Autograd]
-        for op, key, kernel in taken:
-            op.py_kernels[key] = kernel
-        for op in changed:
-            op._dispatch_cache.clear()
 
 
 def _normalize(  # noqa: PLR0917 (as the operator has them)
@@ -149,10 +123,3 @@ def _normalize(  # noqa: PLR0917 (as the operator has them)
     if running_mean is None or running_var is None:  # written, but not read
         running_mean, running_var = torch.zeros_like(weight), torch.zeros_like(weight)
     return _ATEN._batch_norm_with_update.default(x, weight, bias, running_mean, running_var, momentum, eps)
-
-
-def _with_python_kernels() -> list[OpOverload]:
-    """Return the operators for which torch has Python kernels above autograd."""
-    packets = [value for value in vars(torch.ops.aten).values() if isinstance(value, OpOverloadPacket)]
-    known = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
-    return [op for op in known if op.py_kernels and op.overloadpacket not in _UNDECLARED_WRITERS]

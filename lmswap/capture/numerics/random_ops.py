@@ -9,12 +9,13 @@ import operator
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.rng import STATE
+from lmswap.torch_compat.operators import schema_of
+from lmswap.torch_compat.pytree import tree_leaves
 
 
 def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -70,7 +71,7 @@ def insert_rng_reads(forward: fx.Graph) -> None:
         with forward.inserting_before(node):
             state = forward.call_function(ops.rng_state, (device,))
         state.meta.update({key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta})
-        mode = next(leaf.fake_mode for leaf in pytree.tree_leaves(node.meta["val"]) if hasattr(leaf, "fake_mode"))
+        mode = next(leaf.fake_mode for leaf in tree_leaves(node.meta["val"]) if hasattr(leaf, "fake_mode"))
         with mode:
             state.meta.update(val=ops.rng_state(device), is_repeatable=False)
         node.meta[STATE] = state
@@ -80,7 +81,7 @@ def is_random(node: fx.Node) -> bool:
     """Return whether the op is random in this call: fused attention is only with dropout."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
             return bool(given != 0.0)
@@ -91,5 +92,5 @@ def _drawn_on(node: fx.Node) -> torch.device | None:
     """Return the device whose default generator the op uses, if it is random."""
     if node.op != "call_function" or not is_random(node):
         return None
-    devices = {leaf.device for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
+    devices = {leaf.device for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
     return devices.pop() if len(devices) == 1 else None

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import suggest_memory_format
 
 from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.lower import tensors
@@ -25,6 +24,8 @@ from lmswap.execute import ops
 from lmswap.execute.codegen import is_captured, is_whole
 from lmswap.execute.partial_backward import Backward, PartialResults
 from lmswap.execute.storage import has_plain_storage
+from lmswap.torch_compat.autograd import is_any_autocast_enabled
+from lmswap.torch_compat.tensors import suggest_memory_format
 
 _log = logging.getLogger(__name__)
 # Operators whose backward formula makes this argument, a gradient, contiguous.
@@ -142,7 +143,7 @@ class TangentAdapter:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # as in `lmswap.capture.numerics.double_backward`
     def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        if torch._C._is_any_autocast_enabled():
+        if is_any_autocast_enabled():
             self._note(CAST)
         if any(gradient is None for gradient in gradients):
             self._coming.present = gradients

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from lmswap.ir.arena_layout import SMALL_BYTES, slot_bytes
 from lmswap.ir.costs import Piece
+from lmswap.torch_compat.caching_allocator import end_history, is_history_recorded, record_history, recorded_events
+from lmswap.torch_compat.tensors import storage_id
 
 _MOST_EVENTS = 10_000  # of one op; the most seen are 40, in the backward of an embedding
 
@@ -27,24 +29,23 @@ def trace_allocations(
 
     None if the allocator's history, one for the whole process, is being recorded by others.
     """
-    if torch._C._cuda_isHistoryEnabled():
+    if is_history_recorded():
         return None
-    record: Callable[..., None] = torch.cuda.memory._record_memory_history
-    record("all", context=None, max_entries=_MOST_EVENTS, clear_history=True)
+    record_history(_MOST_EVENTS)
     try:
         made = run()
-        events = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
+        events = recorded_events(device)
         results = _addresses(made, given)
         del made
     finally:
-        record(None, clear_history=True)
+        end_history()
     return tuple(_pieces(events, results))
 
 
 def _addresses(made: Iterable[Tensor], given: Iterable[Tensor]) -> dict[int, int]:
     """Return, for storages that were not ``given``, their numbers by address."""
-    old = {tensor.untyped_storage()._cdata for tensor in given}
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().data_ptr() for tensor in made}
+    old = {storage_id(tensor.untyped_storage()) for tensor in given}
+    storages = {storage_id(tensor.untyped_storage()): tensor.untyped_storage().data_ptr() for tensor in made}
     new = [address for storage, address in storages.items() if storage not in old]
     return {address: result for result, address in enumerate(new)}
 

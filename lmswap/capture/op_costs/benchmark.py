@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import no_python_dispatcher
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.check_schema import check_schema
@@ -34,6 +31,9 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.program import LOSS, Program
 from lmswap.progress import set_progress
+from lmswap.torch_compat.operators import eager_dispatch, schema_of
+from lmswap.torch_compat.pytree import tree_flatten
+from lmswap.torch_compat.tensors import storage_id
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class OpProfiler:
         """
         if self._device.type == "cpu":
             return True
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if schema is not None and schema.is_mutable:  # a repeated run would read other values
             return False
         with self._alone():
@@ -123,8 +123,7 @@ class OpProfiler:
         """Run ops for real in the middle of a trace, without effects on it."""
         on_gpu = self._device.type == "cuda"
         with (
-            _disable_current_modes(),
-            no_python_dispatcher(),
+            eager_dispatch(),
             torch.no_grad(),
             torch.cuda.device(self._device) if on_gpu else nullcontext(),
             torch.random.fork_rng([self._device] if on_gpu else []),
@@ -225,7 +224,7 @@ def _scratch_bytes(pieces: Iterable[Piece]) -> int:
 
 
 def _storage_bytes(values: Iterable[torch.Tensor]) -> list[int]:
-    return list({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in values}.values())
+    return list({storage_id(tensor.untyped_storage()): tensor.untyped_storage().nbytes() for tensor in values}.values())
 
 
 def _is_idle_seed(node: fx.Node, made: torch.Tensor) -> bool:
@@ -249,5 +248,5 @@ def _signature(node: fx.Node) -> Any:
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset(), str(value.device))
         return repr(value)
 
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    leaves, spec = tree_flatten((node.args, node.kwargs))
     return (str(node.target), repr(spec), tuple(describe(leaf) for leaf in leaves))

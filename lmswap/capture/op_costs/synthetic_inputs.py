@@ -14,17 +14,19 @@ from typing import Any
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 
 from lmswap.capture.lower import is_foreign, tensors
 from lmswap.execute.codegen import is_projection, value_of
+from lmswap.torch_compat.operators import schema_of
+from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.tensors import storage_id
 
 _PATTERN = 2**16
 
 
 def has_no_tensor_results(node: fx.Node) -> bool:
     """Return whether an op neither makes nor writes tensors: it depends on the values of its inputs only."""
-    is_mutable = is_foreign(node) or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    is_mutable = is_foreign(node) or getattr(schema_of(node.target), "is_mutable", False)
     return not is_mutable and not tensors(node.meta.get("val"))
 
 
@@ -65,7 +67,7 @@ class Examples:
         storages: dict[int, torch.Tensor] = {}
 
         def example(given: fx.Node) -> Any:
-            return pytree.tree_map_only(torch.Tensor, lambda fake: self._tensor(fake, storages), value_of(given))
+            return tree_map_only(torch.Tensor, lambda fake: self._tensor(fake, storages), value_of(given))
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), example)
         return args, kwargs
@@ -75,12 +77,13 @@ class Examples:
         device = self._devices.get(_identity(fake), fake.device)
         if device is None:
             raise LookupError("the device of its seeds is unknown")
-        if storage._cdata not in storages:
+        number = storage_id(storage)
+        if number not in storages:
             count = max(1, storage.nbytes() // fake.element_size())
-            storages[storage._cdata] = torch.empty(count, dtype=fake.dtype, device=device)
-            _fill(storages[storage._cdata])
+            storages[number] = torch.empty(count, dtype=fake.dtype, device=device)
+            _fill(storages[number])
         view = torch.empty(0, dtype=fake.dtype, device=device)
-        return view.set_(storages[storage._cdata].untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+        return view.set_(storages[number].untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
 
 
 def _fill(flat: torch.Tensor) -> None:

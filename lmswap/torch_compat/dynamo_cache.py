@@ -11,7 +11,7 @@ from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._guards import CompileContext, CompileId
 
-_REASON = "lmswap evicted it: it had not been used for long, or memory was short"
+_REASON = "evicted: not used for long, or memory was short"
 
 
 class CacheEntry:
@@ -27,7 +27,7 @@ class CacheEntry:
         """Remove the entry's guards and code, so that Dynamo traces the frame again when it is next run alike.
 
         Return whether there was such an entry. What is left of it is 1 KiB, and counts as one of the traces that Dynamo
-        allows (`lmswap.capture.recompiles.MAX_GRAPHS`).
+        allows.
         """
         entries = eval_frame._debug_get_cache_entry_list(self._code) if self._code is not None else []
         for entry in entries:

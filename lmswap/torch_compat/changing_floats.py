@@ -2,7 +2,7 @@
 
 torch makes a float a constant of the trace, and a trace's input once a second value comes. Graphs then read the number
 from a float64 tensor and pass it to their ops, as eager mode does. For Inductor torch replaces such ops by ones on
-tensors, which round differently; `no_float_tensors` leaves them out.
+tensors, which round differently; `no_float_tensors` leaves them out (torch 2.13; no upstream issue known).
 """
 
 from __future__ import annotations

@@ -1,0 +1,191 @@
+"""Dynamo, which captures graphs from Python code: errors, settings, handlers of functions, and the compiled call."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo import OptimizedModule, config, convert_frame, guards, trace_rules, utils
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    RestartAnalysis,
+    SkipFrame,
+    TorchDynamoException,
+)
+from torch._dynamo.external_utils import is_compiling, wrap_inline
+from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
+from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
+from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
+
+__all__ = [
+    "BackendCompilerFailed",
+    "ConstantVariable",
+    "FailOnRecompileLimitHit",
+    "OptimizedModule",
+    "RestartAnalysis",
+    "SkipFrame",
+    "graph_break_reasons",
+]
+
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint  # as which `torch.utils.checkpoint` is captured
+IS_COMPILING = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    torch._utils.is_compiling,
+    is_compiling,
+)
+# What torch calls in graphs in place of NumPy.
+NUMPY_WRAPPERS = (utils.numpy_to_tensor_wrapper, utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
+# torch 2.11 has no setting that keeps functions from being decomposed (pytorch#170131 added it).
+NO_DECOMPOSITIONS = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(config, name)}
+
+
+@contextmanager
+def settings(values: Mapping[str, Any]) -> Iterator[None]:
+    """Set values of Dynamo's configuration for the duration; its own ``patch`` would create a class in each call."""
+    before = {name: getattr(config, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+@contextmanager
+def untimed_guards() -> Iterator[None]:
+    """Do not time guards: to log their times torch (2.11 to 2.13) flushes the CPU's caches after each trace.
+
+    That takes 31 ms and, of a budget, 32 MiB (pytorch#154764 introduced it).
+    """
+    with mock.patch.object(guards, "profile_guard_manager", lambda *_: 0.0):
+        yield
+
+
+@contextmanager
+def replaced_handlers(functions: Iterable[object], handle: Callable[..., Any]) -> Iterator[None]:
+    """Call ``handle`` where Dynamo captures a call of one of ``functions`` that it handles specially.
+
+    Args:
+        functions: those without a handler in the installed torch are ignored.
+        handle: gets torch's handler, the function as a variable, the tracer, and the call's arguments; what it returns
+            is the call's result, or None to capture the call itself.
+    """
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    originals = {function: handlers[function] for function in functions if function in handlers}
+
+    def replacement(function: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        return handle(originals[function.value], function, tracer, *args, **kwargs)
+
+    handlers.update(dict.fromkeys(originals, replacement))
+    try:
+        yield
+    finally:
+        handlers.update(originals)
+
+
+@contextmanager
+def observed_checkpoints(observe: Callable[[fx.Node, Sequence[Tensor]], None]) -> Iterator[None]:
+    """Call ``observe`` for each `CHECKPOINT` that Dynamo captures, with its node and the fakes of its arguments.
+
+    A node's own arguments include what the region reads from closures and containers.
+    """
+    original = CheckpointHigherOrderVariable._call_function
+
+    def call(self: Any, tracer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        given = [arg for arg in args[1:] if isinstance(arg, TensorVariable)]
+        result = original(self, tracer, args, kwargs)
+        (*_, node) = tracer.output.graph.find_nodes(op="call_function", target=CHECKPOINT)
+        observe(node, [arg.as_proxy().node.meta["example_value"] for arg in given])
+        return result
+
+    with mock.patch.object(CheckpointHigherOrderVariable, "_call_function", call):
+        yield
+
+
+class _Tracer:
+    """Dynamo's callback for a frame without a valid trace."""
+
+    def __init__(self, trace: Callable[..., Any], around: Callable[[], AbstractContextManager[None]]) -> None:
+        self._torchdynamo_orig_backend = trace  # the identity of the backend in Dynamo's cache
+        self._around = around
+
+    def __call__(self, *frame: Any) -> Any:
+        with self._around():
+            return self._torchdynamo_orig_backend(*frame)
+
+
+def compile_call(
+    call: Callable[..., Any],
+    backend: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+    around: Callable[[], AbstractContextManager[None]],
+    recompile_limit: int,
+) -> Callable[..., Any]:
+    """Return ``call``, captured in graphs that ``backend`` compiles.
+
+    Args:
+        call: runs a model.
+        backend: returns what runs in place of a graph.
+        around: returns the context of each trace; calls that trace nothing do not enter it.
+        recompile_limit: of this call alone, where torch has such limits: 2.11 and 2.12 count the traces of all models
+            of a class (pytorch#178351 changed it).
+    """
+
+    def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return backend(module, inputs)  # a function of its own: torch copies its attributes
+
+    known = inspect.signature(torch.compile).parameters
+    wanted = {"isolate_recompiles": True, "recompile_limit": recompile_limit}
+    limits: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
+    compiling: Any = torch._dynamo.optimize(compile_graph, **limits)
+    if hasattr(compiling, "callback"):  # torch.compile is not switched off in this process
+        compiling.callback = _Tracer(compiling.callback, around)
+    compiled: Callable[..., Any] = compiling(call)
+    return compiled
+
+
+def inlined(call: Callable[..., Any], forward: Any) -> Callable[..., Any]:
+    """Return ``call``, or a function that calls it, which is captured also if ``forward`` is torch's own code.
+
+    `nn.Module.compile` captures nothing of a module of torch.nn, such as Sequential (torch 2.13; pytorch#150915).
+    """
+    return wrap_inline(call) if trace_rules.check(forward) else call
+
+
+def is_of_trace(error: BaseException) -> bool:
+    """Return whether torch was tracing where ``error`` was raised, not running code."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, TorchDynamoException) or any(
+        frame.f_code.co_filename == convert_frame.__file__ for frame in frames
+    )
+
+
+def num_traced_frames() -> int:
+    """Return the number of frames that torch has traced in this process, or tried to."""
+    return int(counters["frames"]["total"])
+
+
+def recompile_reasons() -> list[str]:
+    """Return the guards that failed before recent traces, the latest last."""
+    return [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
+
+
+def is_compiled_autograd_enabled() -> bool:
+    """Return whether compiled autograd traces backwards, now or in the next."""
+    return bool(torch._dynamo.compiled_autograd.in_compiled_autograd_region or config.compiled_autograd)
+
+
+def original_backend(model: OptimizedModule) -> Any:
+    """Return the backend that ``model`` was compiled with, as torch.compile passed it to Dynamo."""
+    backend: Any = model.dynamo_ctx.callback
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend

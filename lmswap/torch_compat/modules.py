@@ -1,0 +1,41 @@
+"""`torch.nn.Module`: what its call runs, its own tensors, and the hooks of all modules."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+_Dict = dict[str, Tensor | None]
+# The dicts of a module's own parameters and buffers; `parameters` and `buffers` make names first, which takes longer.
+own_tensors: Callable[[nn.Module], tuple[_Dict, _Dict]] = operator.attrgetter("_parameters", "_buffers")
+
+
+def eager_call(model: nn.Module) -> Callable[..., Any]:
+    """Return what a call of ``model`` runs if nothing replaces it: hooks and forward."""
+    call: Callable[..., Any] = model._call_impl
+    return call
+
+
+def compiled_call(model: nn.Module) -> Callable[..., Any] | None:
+    """Return what a call of ``model`` runs instead of `eager_call`, as `nn.Module.compile` sets it."""
+    call: Callable[..., Any] | None = model._compiled_call_impl
+    return call
+
+
+def set_compiled_call(model: nn.Module, call: Callable[..., Any] | None) -> None:
+    """Set what a call of ``model`` runs; None: `eager_call`."""
+    model._compiled_call_impl = call
+
+
+def global_module_hooks() -> tuple[int, ...]:
+    """Return the numbers of the hooks of all modules, which are not reused; torch.nn checks them in each call."""
+    return (
+        *_module._global_forward_pre_hooks,
+        *_module._global_forward_hooks,
+        *_module._global_backward_pre_hooks,
+        *_module._global_backward_hooks,
+    )
