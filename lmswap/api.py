@@ -81,9 +81,10 @@ def enable(
             "device", only with ``link``: the GPU's own spare memory, not counted by torch, to emulate a link that
             is faster than the real one; copies then also take bandwidth of the GPU's memory. "peer": spare memory of
             another visible GPU, the one with the fastest copies, or a given one, "peer:1".
-        compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor" is
-            torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that splits a fused
-            reduction can change the last bits of it, and predicted memory is that of the unfused operators). "eager"
+        compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor"
+            (experimental) is torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that
+            splits a fused reduction can change the last bits of it, predicted memory is that of the unfused operators,
+            and random operators are never recomputed). "eager"
             has no graphs: the model runs as it is, and saved-tensor hooks swap by a plan made from a recording of the
             first step, in which everything is swapped; nothing can be recomputed. The other two fall back to it when
             torch.compile captures nothing of the model, or when ops outside of its graphs save tensors of at least

@@ -21,7 +21,7 @@ from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.global_state import GlobalState
 from lmswap.capture.numerics.is_compiling import describe_is_compiling_calls
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.capture.recompiles import (
     MAX_GRAPHS,
     CompiledCall,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from tests.models import quick_of
 
 RATES = (0.1, 0.15, 0.3, 0.45, 0.5, 0.9)

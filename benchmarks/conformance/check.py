@@ -28,7 +28,7 @@ from benchmarks.conformance.training import (
     train,
 )
 from benchmarks.conformance.trial import Trial, groups, together
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.options import NEEDS_GRAPHS

@@ -32,7 +32,8 @@ def torch_function_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
 def has_torch_function(value: Any) -> bool:
     """Return whether its class implements ``__torch_function__``, and is not a wrapper that tracing supports.
 
-    A trace of a subclass with the default implementation fails in torch 2.13 ("Multiple dispatch failed").
+    A trace of a subclass with the default implementation fails ("Multiple dispatch failed"; torch 2.13, no upstream
+    issue known).
     """
     holds_others: bool = is_traceable_wrapper_subclass(value)
     if holds_others or not isinstance(value, torch.Tensor):

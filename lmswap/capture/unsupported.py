@@ -12,7 +12,7 @@ from lmswap.torch_compat.autograd import in_forward_mode
 from lmswap.torch_compat.dynamo import NUMPY_WRAPPERS
 
 # torch 2.13 accepts these in graphs, but then cannot separate forward from backward ("Node … was invalid, but is
-# output"), or finds no event when a graph that was compiled twice runs.
+# output": pytorch#187695), or finds no event when a graph that was compiled twice runs (similar to pytorch#176486).
 _STREAMS = (torch.Stream, torch.Event)
 FLEX_ATTENTION = (
     "flex_attention runs in these graphs as in plain torch without torch.compile: with a matrix of all scores; "
@@ -37,7 +37,10 @@ def refuse_numpy(region: fx.GraphModule) -> None:
 
 
 def refuse_forward_mode() -> None:
-    """Raise CaptureError under forward-mode AD: torch has no forward-mode formula for calls of graphs."""
+    """Raise CaptureError under forward-mode AD: torch has no forward-mode formula for calls of graphs.
+
+    torch 2.13 drops the tangents silently with Inductor (pytorch#187284).
+    """
     if in_forward_mode():
         raise CaptureError("the model's code runs under forward-mode AD (torch.autograd.forward_ad)")
 

@@ -18,7 +18,7 @@ from lmswap.capture.caller_memory import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
-from lmswap.capture.numerics.no_decompositions import numerics_note
+from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.output_names import input_names, results
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention

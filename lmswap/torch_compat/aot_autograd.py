@@ -1,6 +1,6 @@
 """AOTAutograd, which traces a captured region forward and backward, partitions it and makes an autograd function of it.
 
-Its work has two stages: `intercepted_second_stage` separates them, so that the second can run again with other graphs.
+Its work has two stages: `intercepted_second_stage` separates them, so that the second can run for other graphs, too.
 """
 
 from __future__ import annotations

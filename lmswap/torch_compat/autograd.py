@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 __all__ = ["peek_interpreter_stack"]  # the innermost transform of torch.func that runs in this thread, or None
 
-Pack = Callable[..., Any]  # a saved-tensor hook; so is
+Pack = Callable[..., Any]  # these two are saved-tensor hooks
 Unpack = Callable[..., Any]
 
 # The node that the current thread runs, or None.

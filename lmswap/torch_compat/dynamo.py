@@ -43,7 +43,7 @@ IS_COMPILING = (
 )
 # What torch calls in graphs in place of NumPy.
 NUMPY_WRAPPERS = (utils.numpy_to_tensor_wrapper, utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
-# torch 2.11 has no setting that keeps functions from being decomposed (pytorch#170131 added it).
+# The setting that keeps Dynamo from decomposing functions (pytorch#170131), where torch has it.
 NO_DECOMPOSITIONS = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(config, name)}
 
 
@@ -66,8 +66,13 @@ def untimed_guards() -> Iterator[None]:
 
     That takes 31 ms and, of a budget, 32 MiB (pytorch#154764 introduced it).
     """
-    with mock.patch.object(guards, "profile_guard_manager", lambda *_: 0.0):
+    in_guards = vars(guards)
+    time_guards = in_guards["profile_guard_manager"]
+    try:
+        in_guards["profile_guard_manager"] = lambda *_: 0.0
         yield
+    finally:
+        in_guards["profile_guard_manager"] = time_guards
 
 
 @contextmanager
@@ -135,8 +140,8 @@ def compile_call(
         call: runs a model.
         backend: returns what runs in place of a graph.
         around: returns the context of each trace; calls that trace nothing do not enter it.
-        recompile_limit: of this call alone, where torch has such limits: 2.11 and 2.12 count the traces of all models
-            of a class (pytorch#178351 changed it).
+        recompile_limit: of this call alone in torch 2.13 (pytorch#178351); without that change, torch counts the traces
+            of all models of a class.
     """
 
     def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -179,7 +184,7 @@ def recompile_reasons() -> list[str]:
 
 
 def is_compiled_autograd_enabled() -> bool:
-    """Return whether compiled autograd traces backwards, now or in the next."""
+    """Return whether compiled autograd traces the backward that runs now, or is enabled for later ones."""
     return bool(torch._dynamo.compiled_autograd.in_compiled_autograd_region or config.compiled_autograd)
 
 

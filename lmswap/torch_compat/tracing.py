@@ -37,7 +37,7 @@ def without_failure_logs() -> Iterator[None]:
 def without_failure_warnings() -> Iterator[None]:
     """Suppress the warnings, with a traceback each, by which torch's anomaly mode names the op of a failed backward.
 
-    torch 2.13 traces backwards in anomaly mode, to find lines of user code (pytorch#101047; pytorch#101069 asks for the
+    torch 2.13 traces backwards in anomaly mode, to find lines of user code (pytorch#101047; pytorch#101069 requests the
     error's own text instead of warnings). Filters are global to the process: one thread may trace at a time.
     """
     with warnings.catch_warnings():

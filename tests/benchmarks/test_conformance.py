@@ -22,7 +22,7 @@ from benchmarks.conformance.run import Case, Outcome, cases, run_all, run_fresh
 from benchmarks.conformance.table import render
 from benchmarks.conformance.training import PLAIN, TRACED, train
 from benchmarks.conformance.trial import Trial, groups, together
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.errors import CaptureError
 
 MIB = 2**20

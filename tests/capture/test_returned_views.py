@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from tests.models import quick_of
 
 pytestmark = pytest.mark.cpu_only("who adds gradients, and in which order, is autograd's, on the host")

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lmswap
-from lmswap.torch_compat import autograd, data_loaders, modules, tensors
-from lmswap.torch_compat.versions import tested_versions
+from lmswap.torch_compat import autograd, data_loaders, modules, tensors, versions
 
 PACKAGE = Path(lmswap.__file__).parent
+NUMERICS = sorted((PACKAGE / "capture" / "numerics").glob("[!_]*.py"))
 COMPAT = sorted((PACKAGE / "torch_compat").glob("*.py"))
 OTHERS = sorted(path for path in PACKAGE.rglob("*.py") if path not in COMPAT)
 ALLOWED = {
@@ -88,7 +89,7 @@ def missing_names(tree):
                     if not hasattr(module, alias.name):
                         yield f"{node.module}.{alias.name}"
     for node in ast.walk(tree):
-        first, *rest = dotted(node) if isinstance(node, ast.Attribute) else [None]
+        first, *rest = (dotted(node) if isinstance(node, ast.Attribute) else []) or [""]
         if first not in imported or (rest[-1].startswith("_cuda_") and not torch.backends.cuda.is_built()):
             continue
         value = imported[first]
@@ -110,12 +111,19 @@ def test_private_names_of_torch_are_used_in_one_package_only():
     assert not found, "private names of torch belong into lmswap/torch_compat:\n" + "\n".join(found)
 
 
+@pytest.mark.parametrize("path", NUMERICS, ids=lambda path: path.stem)
+def test_each_workaround_names_the_torch_it_was_seen_with_and_the_upstream_issue(path):
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+    assert re.search(r"torch 2\.\d+", text)
+    assert re.search(r"(pytorch|[\w-]+/[\w-]+)#\d+|no upstream issue known", text)
+
+
 @pytest.mark.parametrize("path", COMPAT, ids=lambda path: path.stem)
 def test_the_installed_torch_has_each_name_that_is_used(path):
     missing = sorted(set(missing_names(ast.parse(path.read_text()))))
     assert not missing, (
         f"torch {torch.__version__} lacks {missing}, which lmswap/torch_compat/{path.name} uses; this lmswap is "
-        f"tested with torch {tested_versions()}"
+        f"tested with torch {versions.tested_versions()}"
     )
 
 

@@ -44,7 +44,7 @@ def test_a_tested_torch_is_not_warned_of(version, monkeypatch):
     ("break_torch", "missing"),
     [
         ("del torch._C._current_autograd_node", "_current_autograd_node"),
-        ("import torch._ops; del torch._ops.OpOverloadPacket", "OpOverloadPacket"),
+        ("import torch._prims_common as common; del common.suggest_memory_format", "suggest_memory_format"),
         ("import sys; sys.modules['torch._functorch._aot_autograd.descriptors'] = None", "descriptors"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.capture.numerics.tangents import TangentAdapter
 from lmswap.errors import BytesChanged, PlainTorchDiffers, ResultDiffers, VerificationError
 from lmswap.execute import _C, rng

@@ -2,7 +2,7 @@
 
 Eager mode computes ``(elsewhere + first use) + second use``, a graph ``elsewhere + (first use + second use)``. Outputs
 that share memory are recreated by torch outside a graph, where autograd adds their gradients before the graph adds
-others.
+others. Both follow from AOTAutograd's design (torch 2.13; no upstream issue known).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lmswap.capture.numerics.gradient_gate import End
 from lmswap.capture.numerics.gradient_order import receiver_of
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.execute.partial_backward import PartialResults, Results
 from lmswap.execute.storage import has_plain_storage
 from lmswap.torch_compat.autograd import current_graph_task_id, current_node, has_hooks_before_accumulation
@@ -33,7 +33,7 @@ class AccumulationWatch:
     """Watches the gradients that a backward graph accumulates from several uses, for others added to them."""
 
     def __init__(self, backward: fx.Graph, note: Callable[[str], None]) -> None:
-        """``note`` gets a sentence for the report at the first such case."""
+        """``backward``: the graph; ``note`` gets a sentence for the report at the first such case."""
         (output,) = backward.find_nodes(op="output")
         self._positions = [position for position, result in enumerate(output.args[0]) if _is_sum(result)]
         self._note = note
@@ -108,16 +108,19 @@ class _Uses:
                 self._is_trained.add(node)
 
     def in_eager_order(self, base: fx.Node) -> _Sum | None:
-        """As in eager mode: an output's own gradient first; a view accumulates its own before it passes them on."""
+        """Return the terms in the order of eager mode.
+
+        An output's own gradient is first; a view accumulates its gradients before it passes them on.
+        """
         uses = (self.in_eager_order(use) if _is_view(use) else self._number[use] for use in self._of(base))
         return _sum([*self._own(base), *uses])
 
     def in_captured_order(self, base: fx.Node) -> _Sum | None:
-        """As in autograd when it recreates the outputs that are views of ``base``, from ``base`` alone."""
+        """Return the terms in the order of a region, whose outputs that are views autograd recreates from ``base``."""
         return _sum([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
 
     def _own(self, node: fx.Node) -> list[int]:
-        """Return the gradient from outside, if the model returns ``node``: numbered before all uses."""
+        """Return the number of the gradient from outside, if the model returns ``node``: before those of all uses."""
         return [-1 - self._outputs[node]] if node in self._outputs else []
 
     def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
@@ -149,7 +152,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _has_gradient(result: Any) -> bool:
-    """Return whether a gradient passes through it."""
+    """Return whether a gradient passes through ``result``."""
     if not isinstance(result, fx.Node) or result.target is torch.ops.aten.detach.default:
         return False
     made = result.meta.get("val")
@@ -161,7 +164,7 @@ def _is_sum(result: Any) -> bool:
 
 
 def _is_hooked(node: Any) -> bool:
-    """Return whether a parameter's own hooks may replace the sum."""
+    """Return whether hooks of the parameter that ``node`` accumulates into may replace the sum."""
     variable = getattr(node, "variable", None)
     return variable is not None and has_hooks_before_accumulation(variable)
 

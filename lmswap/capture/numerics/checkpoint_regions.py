@@ -1,10 +1,10 @@
-"""Regions of `torch.utils.checkpoint` that do more in eager mode than in a trace.
+"""Refuses regions of `torch.utils.checkpoint` that have more effects in eager mode than in a trace.
 
-Eager torch runs such a region again in the backward, with all its effects: batch norm's running statistics are updated
-twice, random numbers are drawn a second time unless the RNG state is preserved. A trace has the region once, and a plan
-that recomputes its ops repeats none of these. A reentrant checkpoint of which no argument requires a gradient yields
-none in eager mode, where a trace differentiates through it. torch.compile of 2.13 has these differences too, without a
-warning. Such regions are left to eager torch.
+Eager torch recomputes such a region in the backward, with all its effects: batch norm's running statistics are updated
+twice (pytorch#96136), random numbers are drawn a second time unless the RNG state is preserved. A trace has the region
+once, and a plan that recomputes its ops repeats none of these. A reentrant checkpoint of which no argument requires a
+gradient yields none in eager mode, where a trace differentiates through it. torch.compile has these differences too,
+without a warning (torch 2.13; no upstream issue known).
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def marked_checkpoints() -> Iterator[None]:
 
 
 def refuse_effects(region: fx.GraphModule) -> None:
-    """Raises CaptureError if a checkpoint in Dynamo's graph of ``region`` has effects that a trace has not."""
-    if not torch.is_grad_enabled():  # nothing is recomputed
+    """Check the checkpoints in Dynamo's graph ``region``; nothing is recomputed without gradients.
+
+    Raises:
+        CaptureError: one has effects in eager mode that a trace has not.
+    """
+    if not torch.is_grad_enabled():
         return
     for part in region.modules():
         if isinstance(part, fx.GraphModule):
@@ -71,7 +75,7 @@ def _refuse(node: fx.Node, does: str) -> None:
 
 
 def _run(owner: fx.GraphModule, node: fx.Node) -> _Effects:
-    """The effects of the region of a checkpoint, run once on fake tensors."""
+    """Return the effects of a checkpoint's region, run once on fake tensors."""
     body, *given = node.args
     region = owner.get_submodule(body.target)  # type: ignore[union-attr, arg-type]
     mode = next(fake.fake_mode for fake in tensors(list(map(_example, given))) if hasattr(fake, "fake_mode"))
@@ -109,7 +113,7 @@ class _Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _written(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments of a call that the operator's schema declares as written."""
+    """Return the arguments of a call that the operator's schema declares as written."""
     arguments = schema_of(func).arguments
     given = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
     writes = [argument for argument in arguments if argument.alias_info and argument.alias_info.is_write]

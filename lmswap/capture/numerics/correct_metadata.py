@@ -1,8 +1,8 @@
 """Corrects the metadata of a graph's fake tensors where torch traced something else than its operators return.
 
 Swapped bytes are restored as a tensor with the strides and dtype of the graph, so these must be the real ones. torch's
-trace guesses them for some operators; where it may be wrong the real ones are measured (`OutputMetadata`), and
-everything that depends on them is traced again.
+trace guesses them for some operators (torch 2.13; pytorch#192668 is on batch norm, pytorch#182200 on FFTs); where it
+may be wrong the real ones are measured (`OutputMetadata`), and everything that depends on them is retraced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from lmswap.torch_compat.tensors import make_contiguous_strides_for, storage_id
 
 # Returns the tensors that an operator really makes on the device, or None where that is unknown.
 OutputMetadata = Callable[[fx.Node], Sequence[torch.Tensor] | None]
-# Seen: with bfloat16 weights on the CPU, torch traces bags for an index that the kernel leaves empty.
+# With bfloat16 weights on the CPU, torch traces bags for an index that the kernel leaves empty (torch 2.13; no upstream
+# issue known).
 _MISTRACED = (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
 
@@ -54,9 +55,9 @@ def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: OutputMetadata)
 def may_differ(node: fx.Node) -> bool:
     """Return whether torch's trace of ``node`` may differ from what its operator makes.
 
-    Seen on CPUs: with a non-contiguous input, other strides (max_unpool2d; gradients of batch norm, log_softmax and
-    padding), also of dimensions of size 1 (views), by which a convolution selects its layout; with an input that is a
-    part of its storage, a result that is such a part of its own (copy: AOTAutograd of torch 2.13 traces a whole one);
+    Seen on CPUs with torch 2.13: with a non-contiguous input, other strides (max_unpool2d; gradients of batch norm,
+    log_softmax and padding), also of dimensions of size 1 (views), by which a convolution selects its layout; with an
+    input that is a part of its storage, a result that is such a part of its own (copy: AOTAutograd traces a whole one);
     with norms of bfloat16 and weights of float32, results of float32.
     """
     if not isinstance(node.target, OpOverload) or node.target in _PRODUCTS:

@@ -1,6 +1,7 @@
 """Detects double backward: gradients of captured graphs computed with create_graph=True, refused when differentiated.
 
-The backward graphs of torch.compile have no backward of their own.
+The backward graphs of torch.compile have no backward of their own (torch 2.13; pytorch#91469). torch raises, too, but
+without the model's name and what to do.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ Gradients = tuple[Tensor | None, ...]
 def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
     """Call ``notice`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
 
-    It returns the message of the DoubleBackward raised when those gradients are differentiated; for a batch of
-    gradients (is_grads_batched) it is raised at once.
+    Args:
+        outputs: of one call of a graph.
+        notice: returns the message of the DoubleBackward that is raised when those gradients are differentiated; for a
+            batch of gradients (is_grads_batched) it is raised at once.
     """
     node = next(filter(None, map(captured_node, outputs)), None)
     if node is None:
@@ -55,7 +58,7 @@ def _untraced(hook: Callable[[Gradients], None], given: Gradients) -> None:
 
 
 def _differentiable(gradient: Tensor) -> Tensor:
-    """Return a tensor that requires gradients: with torch 2.11 some do not, and would be taken for constants."""
+    """Return ``gradient``, requiring gradients: some do not, and would be taken for constants (torch 2.11)."""
     return gradient if gradient.requires_grad else gradient.detach().requires_grad_()
 
 

@@ -1,4 +1,8 @@
-"""Global state, outside a model, that its trace depends on and no guard checks."""
+"""Global state, outside a model, that its trace depends on and no guard of Dynamo checks.
+
+torch 2.13 guards neither the hooks of all modules (no upstream issue known) nor the kernels allowed for attention
+(pytorch#185449 is the same in Inductor's cache).
+"""
 
 from __future__ import annotations
 

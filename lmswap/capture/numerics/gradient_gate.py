@@ -1,7 +1,8 @@
 """Gates: autograd nodes that pass gradients on while the captured backward that computes them is still running.
 
-torch runs the backward of a captured region as one node, which returns all gradients at its end. Here it returns none,
-and each gate after it runs the backward up to its own gradients::
+torch runs the backward of a captured region as one node, which returns all gradients at its end (torch 2.13; by design,
+pytorch#144376 is on their order). Here it returns none, and each gate after it runs the backward up to its own
+gradients::
 
     region's node ──► gate of the first part ──► its gradients: accumulated, hooks called, all-reduced
                   ──► gate of the second     ──► …
@@ -42,7 +43,7 @@ class _Gate(torch.autograd.Function):
 
 
 def insert_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return ``tensors``, as outputs of one gate."""
+    """Return ``tensors`` as outputs of one gate."""
     apply: Callable[..., tuple[Tensor, ...]] = _Gate.apply
     return apply(*tensors)
 
@@ -94,7 +95,7 @@ def skip_gate(end: End) -> End:
 
 
 def _gates(num_results: int) -> dict[Any, list[int | None]]:
-    """Return the gates of all results, with their numbers; empty if a result has none, or a gate will not run."""
+    """Return, by gate, the result for each of its outputs, or None; empty unless each result's gate will run."""
     node: Any = current_node()
     if torch.is_grad_enabled() or len(node.next_functions) != num_results:
         return {}

@@ -1,6 +1,7 @@
 """Makes captured backwards deliver parameter gradients in eager order, and as early as others use them.
 
-Autograd processes the gradients of a captured backward in an order of its own. Hooks of parameters may use random
+Autograd processes the gradients of a captured backward in the order of the forward's inputs (torch 2.13;
+pytorch#144376, for which pytorch#177683 and pytorch#186007 were not merged). Hooks of parameters may use random
 numbers or step an optimizer, and DistributedDataParallel fills its buckets in the order of the first step: the rounding
 of an all-reduce over more than two processes depends on a number's position in its bucket. So gradients are delivered
 in eager order: it is read from the region's autograd graph at trace time, and enforced by identity nodes, the last of
@@ -112,7 +113,10 @@ def _any_has_hooks(values: Sequence[Any]) -> bool:
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
-    """Return ``leaves`` in autograd's order: leaves as soon as they are ready, other nodes newest first."""
+    """Return ``leaves`` in the order in which autograd reaches them from ``roots``.
+
+    Leaves run as soon as they are ready, of other nodes the newest first.
+    """
     leaves, roots = set(leaves), list(dict.fromkeys(roots))
     uses, known = Counter[Node](), list(roots)
     edges: dict[Node, list[Node]] = {}

@@ -1,7 +1,8 @@
 """Detects model code that calls ``is_compiling``, and may then compute something else than in eager mode.
 
-Seen in transformers: Llama creates an attention mask only when it is compiled, and rounds differently with it. torch's
-answer is kept: the eager branch often cannot be captured by torch.compile.
+Seen in transformers 5.23 with torch 2.13 (huggingface/transformers#48925): Llama creates an attention mask only when it
+is compiled, and rounds differently with it. torch's answer is kept: the eager branch often cannot be captured by
+torch.compile.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import nn
 from lmswap.torch_compat.dynamo import IS_COMPILING, replaced_handlers
 from lmswap.user_frame import is_users
 
-# When not compiled and without gradients, it packs the unmasked positions and returns zeros for the rest.
-_ASKS_TOO = nn.modules.transformer.__file__
+# torch's own caller: not compiled and without gradients, it packs unmasked positions and returns zeros for the rest.
+_TRANSFORMER = nn.modules.transformer.__file__
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def detect_is_compiling_calls(lines: list[str]) -> Iterator[None]:
 
     def handle(answer: Callable[..., Any], question: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         path = tracer.f_code.co_filename
-        if is_users(path) or path == _ASKS_TOO:
+        if is_users(path) or path == _TRANSFORMER:
             lines.append(f"{path.rsplit('/', 1)[-1]}:{tracer.lineno}")
         return answer(question, tracer, *args, **kwargs)
 

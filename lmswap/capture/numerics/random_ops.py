@@ -1,6 +1,7 @@
 """Random ops in graphs: makes them functional, and inserts reads of the RNG state before them.
 
-With its RNG state kept, a random op can be recomputed with bitwise identical results.
+With its RNG state kept, a random op can be recomputed with bitwise identical results. torch's own functionalization
+leaves the size of that state open in graphs (torch 2.13; no upstream issue known), and a plan needs numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from lmswap.torch_compat.pytree import tree_leaves
 
 
 def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Replaces ``memory.bernoulli_(p)``, which eager dropout calls, in a trace."""
+    """Return what ``memory.bernoulli_(p)`` returns, which eager dropout calls, by an op that a trace can contain.
+
+    Raises:
+        CaptureError: it draws from a generator of its own.
+    """
     if generator is not None:
         raise CaptureError("bernoulli_() draws from a generator of its own, whose state no graph can keep")
     layout = {"dtype": memory.dtype, "device": memory.device, "like": memory}
@@ -27,7 +32,7 @@ def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Gene
 
 
 def functionalize_random_ops(joint: fx.Graph) -> None:
-    """Make random ops inserted by `draw_in_place` functional: without the copy, and without the memory they fill."""
+    """Make the ops that `draw_in_place` traced functional: remove the copies and the memory that they fill."""
     for node in list(joint.nodes):
         if node.target is not ops.bernoulli:
             continue

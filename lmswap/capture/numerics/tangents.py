@@ -1,8 +1,9 @@
 """Tangents, the gradients that enter a backward, where they differ from what torch guessed when it traced.
 
 torch guesses that the gradient of each output exists and has the output's layout, and makes zeros and copies where that
-is wrong; other kernels then run than in eager mode, or round in another order. Here they are used as they arrive: a
-sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
+is wrong (torch 2.13; pytorch#144579); other kernels then run than in eager mode, or round in another order. Here they
+are used as they arrive: a sum's gradient is one number with strides of 0, and that of an output that no loss reads does
+not exist.
 """
 
 from __future__ import annotations
@@ -99,10 +100,16 @@ def tangents(graph: fx.Graph) -> list[fx.Node]:
 
 
 class TangentAdapter:
-    """The gradients that enter one backward graph, as it was rewritten for its plan."""
+    """Passes tangents to one backward graph as they arrive; copies them where its plan does not allow their layout."""
 
     def __init__(self, backward: fx.GraphModule, made: OutputMetadata, note: Callable[[str], None]) -> None:
-        """``made``: see `lmswap.capture.numerics.correct_metadata`; ``note`` reports a sentence."""
+        """Prepare for a graph as it was rewritten for its plan.
+
+        Args:
+            backward: the graph.
+            made: see `lmswap.capture.numerics.correct_metadata`.
+            note: reports a sentence.
+        """
         self._graph, self._made, self._note = backward.graph, made, note
         inputs = backward.graph.find_nodes(op="placeholder")
         self._nodes = tangents(backward.graph)
@@ -114,7 +121,7 @@ class TangentAdapter:
         self._coming = threading.local()  # .present: those that exist, if not all do, until the backward takes them
 
     def watch(self, outputs: Any) -> None:
-        """Register the backward of this call, which returned ``outputs``, to observe the gradients that it gets."""
+        """Observe which gradients the backward of this call gets; ``outputs`` are what the call returned."""
         functions: set[Any] = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
             if is_captured(function):

@@ -6,7 +6,7 @@ from torch import distributed as dist
 from torch import nn
 
 import lmswap
-from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.execute import partial_backward
 
 pytestmark = pytest.mark.cpu_only("who adds gradients, and in which order, is autograd's, on the host")

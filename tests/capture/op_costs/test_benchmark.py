@@ -129,7 +129,7 @@ def test_loops_that_made_up_values_may_never_end_are_not_tried(monkeypatch):
 
 def test_progress_counts_the_ops_that_are_timed_once_for_all_like_them(monkeypatch):
     told = []
-    monkeypatch.setattr(benchmark, "progress", lambda *of: told.append(of))
+    monkeypatch.setattr(benchmark, "set_progress", lambda *of: told.append(of))
     model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.GELU())])
     case = Case(lambda: model, lambda: torch.rand(4, 8, requires_grad=True))
     (recording,) = metered(monkeypatch, case)
