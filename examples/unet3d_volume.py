@@ -1,10 +1,14 @@
 """Trains a 3D U-Net on a whole volume, a NIfTI file or a made one, in less memory than plain torch takes."""
 
 import argparse
+import sys
+from pathlib import Path
 
 import torch
 
 import lmswap
+
+sys.path.append(str(Path(__file__).parents[1]))  # the network is one of the checkout's benchmarks
 from benchmarks.unet3d.loss import weighted_dice_loss
 from benchmarks.unet3d.network import UNet3d
 
@@ -46,7 +50,6 @@ def main() -> None:
     parser.add_argument("--budget", default="350MiB")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-
     torch.manual_seed(0)
     model = train(read_volume(options.volume, options.side), options.budget, options.steps)
     print(lmswap.report(model))

@@ -74,6 +74,10 @@ def test_by_the_page_the_machine_is_described(elsewhere):
     assert "What lmswap will do here" in elsewhere("lmswap", "doctor")
 
 
+def test_an_example_finds_the_network_in_its_checkout(elsewhere):
+    assert "a NIfTI file" in elsewhere("python", ROOT / "examples" / "unet3d_volume.py", "--help")
+
+
 def test_the_extra_that_an_error_recommends_is_found(fresh):
     pip("--python", fresh / "python", "install", "--dry-run", "--no-index", "lmswap[bench]")
 
