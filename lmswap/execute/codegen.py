@@ -71,7 +71,13 @@ class SegmentGraph:
         output.args = ((*returned[:count], *saved),)
 
     def take(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
-        """Insert an input, the first one or that ``before`` another; ``value``: its fake tensor."""
+        """Insert an input, and return its node.
+
+        Args:
+            name: of the argument.
+            value: its fake tensor.
+            before: the input that it precedes; by default the first one.
+        """
         with self.fx_graph.inserting_before(before or next(iter(self.fx_graph.nodes))):
             node = self.fx_graph.placeholder(name)
         node.meta["val"] = value

@@ -88,7 +88,7 @@ def _last_uses(program: Program, plan: Plan) -> list[int]:
 
 
 class _Editor:
-    """Edits one graph, action by action in order of position."""
+    """Editor of one graph, action by action in order of position."""
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names

@@ -72,7 +72,7 @@ class _Values:
 
 
 class _Editor:
-    """Edits one graph in order of execution."""
+    """Editor of one graph, in order of execution."""
 
     def __init__(self, graph: SegmentGraph, values: _Values, forward: _Editor | None) -> None:
         self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
