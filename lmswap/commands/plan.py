@@ -70,9 +70,9 @@ def run(options: argparse.Namespace) -> int:
     from lmswap.analyze.memory import StepMemory
     from lmswap.plan import simulate
 
-    if options.ranks is not None:
+    if options.ranks is not None or options.network is not None:
         command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
-        raise OptionError(f"'--ranks' has moved out of the package; in a checkout of lmswap, run: {command}")
+        raise OptionError(f"--ranks and --network have moved out of the package; in a checkout, run: {command}")
     page = Path(options.html) if options.html else None
     if page is not None:
         check_can_write(page)
