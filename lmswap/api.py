@@ -25,8 +25,9 @@ from lmswap.log_output import set_up_logging
 from lmswap.module_checks import check_apart, check_module, one_device, parameters_of, trained
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
-from lmswap.session import PlannedStep, Session
 from lmswap.session.diagnostics import warn
+from lmswap.session.planned_step import PlannedStep
+from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
 from lmswap.torch_compat.dynamo import OptimizedModule, original_backend
 from lmswap.torch_compat.modules import compiled_call, set_compiled_call

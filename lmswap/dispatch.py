@@ -38,8 +38,10 @@ from lmswap.progress import reported
 from lmswap.saved_tensors.hooks import Hooks, disabled_by
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
-from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
+from lmswap.session.compiled_graph import SavedSequence
 from lmswap.session.diagnostics import warn
+from lmswap.session.engine_setup import WHAT_VERIFY_DOES
+from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons
 from lmswap.torch_compat.modules import eager_call, own_tensors

@@ -25,7 +25,7 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import CpuMemory
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.search import plan_swap
-from lmswap.session import Session
+from lmswap.session.session import Session
 from tests.ir.build import build, unit_machine
 from tests.models import CASES, Case
 from tests.test_recompute import plan_at_random

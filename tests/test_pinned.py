@@ -207,7 +207,7 @@ SIZES = {"x": 4096, "w": 2**20, "a": 2**23, "b": 2**23}
     ],
     ids=["makes", "reads", "a byte", "another tensor", "makes, and length", "length"],
 )
-def test_two_ops_are_told_in_words_that_differ(text, sizes, said):
+def test_two_ops_are_described_by_what_differs(text, sizes, said):
     known, other = build(STEP, sizes=SIZES).program, build(text, sizes=SIZES | sizes).program
     plans = PinnedPlans("Net", PinnedOptions(2**30, "auto", "host", "fx", 1, None), ((known, None),))
     with pytest.raises(PlanMismatch, match=said):
@@ -225,7 +225,7 @@ def test_two_ops_are_told_in_words_that_differ(text, sizes, said):
         ({"plan": "missing.json"}, "cannot read plan 'missing.json': No such file or directory$"),
     ],
 )
-def test_what_is_asked_for_otherwise_than_the_file_says_is_refused(file, options, said):
+def test_options_that_differ_from_those_of_the_file_are_refused(file, options, said):
     with pytest.raises(OptionError, match=said):
         lmswap.enable(CASES["resnet"].make(), **{"plan": file, **options})
 

@@ -109,11 +109,12 @@ def test_an_order_that_no_plan_serves_is_tried_once(policy, device, monkeypatch)
         step((1, 0))
     tried = []
 
-    def first(*arguments):
-        tried.append(arguments)
+    def search(_, request, _choices):
+        if request.policy == policy:  # not to advise another
+            tried.append(request)
         raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="nowhere")
 
-    monkeypatch.setattr(Planner, "first", first)
+    monkeypatch.setattr(Planner, "search", search)
     for _ in range(5):
         step((0, 1))
     assert len(tried) == num_tries

@@ -12,7 +12,7 @@ import lmswap
 from lmswap.call_monitor import UNCALLED
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.execute.step_record import EndedStep, Peaks
-from lmswap.session.budget import Allowance, Held
+from lmswap.session.allowance import Allowance, Held
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.plan_store import StepPlans
 from tests.models import quick_of

@@ -18,7 +18,8 @@ from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Step
 from lmswap.profiling.trace import Stall, Trace, make_timeline
-from lmswap.session import PlannedStep, Session
+from lmswap.session.planned_step import PlannedStep
+from lmswap.session.session import Session
 
 TOOL = "lmswap's record"
 _NOTES = {

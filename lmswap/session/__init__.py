@@ -1,15 +1,21 @@
-"""One enabled model: its budget, engine, graphs and plans.
+"""One enabled model: its budget, engine, graphs and the plans of its steps.
 
-`session` joins the stages, and `engine_setup` opens tier and engine. `budget` splits the budget, with the memory of
-trained parameters (`optimizer_memory`) outside of the step. `step_sequence` observes which graphs ran, `plan_store`
-holds the plans of steps, `planner` makes them within the allowance, and `replan` replaces them after a step.
-`compiled_graph` compiles a graph for its plan, `plan_file` writes plans to a file, and `traces` measures and evicts
-traces.
+A planned step goes through phases, which `History.phase` of its `PlannedStep` names:
+
+    TRACED      planned by estimated costs, or by a plan of the cache or a file; the first run shows the loss's memory
+    RECORDED    seconds of a warm run are recorded; the next one times its ops
+    CALIBRATED  costs, machine, retention and growth are those of that run; the plan is replaced if they show a cause
+    FINAL       growth was measured once more, after the last search; from now on only growth causes a replan
+
+A phase advances by at most one per run, only by runs in the planned order, and survives replans; a step with a new
+first plan, as for another order of its graphs, starts at TRACED. Rules:
+
+- Between two steps `Replanner` measures a `StepObservation`, which is immutable; nothing else reads the device for it.
+- `replan_triggers` decides without torch and without effects: `counted` adds the observation to the step, `triggers`
+  gives the reasons to replan, `merged` makes one `PlanRequest` of them. At most one search answers it.
+- `Planner` searches a request and changes nothing. `StepPlans.search` lowers the retention of a refused request, within
+  what `RetentionEstimate` allows; the answer names it, and `StepPlans.adopt`, which alone activates plans, assumes it.
+- A `PlannedStep` is immutable; `StepPlans` alone replaces it. `BudgetTracker.take_share` and `widen` alone change the
+  budget; an `Allowance` is its immutable split for one step.
+- Reasons are data until `replan_reasons` writes them into the report.
 """
-
-from lmswap.session.compiled_graph import SavedSequence
-from lmswap.session.engine_setup import WHAT_VERIFY_DOES
-from lmswap.session.planned_step import PlannedStep
-from lmswap.session.session import UNPLANNED, Session
-
-__all__ = ["UNPLANNED", "WHAT_VERIFY_DOES", "PlannedStep", "SavedSequence", "Session"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lmswap.errors import BudgetExceeded
 from lmswap.execute.step_record import EndedStep
 from lmswap.ir.bytesize import format_bytes
-from lmswap.session.budget import GROWTH_BYTES, Held
+from lmswap.session.allowance import GROWTH_BYTES, Held
 from lmswap.session.diagnostics import warn
 from lmswap.session.planned_step import PlannedStep
 

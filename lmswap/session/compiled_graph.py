@@ -252,10 +252,8 @@ class _PlannedGraph(aot.GraphHandler):
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             timed = compile_parts(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
             handover.before_backward(arguments, positions)
-            with (
-                placing(arena, script, adds_up=self._adds_up and self._session.retention.has_gradients()) as allocating,
-                self.running("backward"),
-            ):
+            adds_up = self._adds_up and self._session.retention.have_gradients()
+            with placing(arena, script, adds_up=adds_up) as allocating, self.running("backward"):
                 yield from (timed or parts)(arguments, allocating)
             handover.after_backward()
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import torch
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.caller_memory import without_losses
+from lmswap.capture.caller_memory import loss_bytes, without_losses
 from lmswap.capture.merge_programs import Joined
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.execute.engine import SwapEngine
@@ -22,21 +22,24 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
 from lmswap.plan import reprice, simulate
 from lmswap.plan.cache import CachedPlan, PlanCache
 from lmswap.plan.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
-from lmswap.session.budget import GROWTH_BYTES, Allowance, BudgetTracker
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.budget import BudgetTracker
+from lmswap.session.diagnostics import Notes
 from lmswap.session.plan_file import PinnedPlans
-from lmswap.session.planned_step import PlannedStep
+from lmswap.session.plan_request import PlanRequest
+from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
 from lmswap.session.planner import Planner
+from lmswap.session.retention import Retention, RetentionEstimate
 
 _log = logging.getLogger(__name__)
 
-# Origins of plans.
-FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
 _NO_BUDGET_BYTES = 2**62
 
 
@@ -53,17 +56,19 @@ class StepPlans:
         engine: SwapEngine,
         memory: DeviceMemory,
         budget: BudgetTracker,
+        retention: RetentionEstimate,
+        notes: Notes,
         pinned: PinnedPlans | None,
         node: LocalRanks | None,
     ) -> None:
-        """Tensors get offsets in the arena of ``engine``, if it has one.
+        """Tensors get offsets in the arena of ``engine``, if it has one; ``notes`` takes sentences for reports.
 
         With ``pinned`` plans these are followed, without planning. Else the first plan of a step, and the replanned one
         after its first runs, are those of the first rank of ``node`` that comes to it.
         """
         self._options, self._machine, self._tier = options, machine, tier
         self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
-        self._pinned, self._node = pinned, node
+        self._retention, self._notes, self._pinned, self._node = retention, notes, pinned, node
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
         self._cache = PlanCache(
             machine,
@@ -122,54 +127,120 @@ class StepPlans:
             PlanInfeasible: no plan fits the budget.
             PlanMismatch: the plan of the plan file does not fit.
         """
-        allowance = self._budget.allowance(joined.program, known.costs if known is not None else costs)
+        program = joined.program
+        allowance = self._allowance(program, known.costs if known is not None else costs)
         if known is not None and self._pinned is not None:
             allowance = allowance.sparing(min(known.room.spared_bytes, allowance.reserve_bytes))
-            self._refuse_outgrown(known, joined.program, allowance)
+            self._refuse_outgrown(known, program, allowance)
             return self.adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
-        if known is not None and self._still_serves(known, joined.program, allowance):
+        if known is not None and self._still_serves(known, program, allowance):
             return self.adopt(graphs, joined, known, allowance, FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
-        costs = self._planner.with_losses(costs, joined.program, graphs)
+        costs = self._planner.with_losses(costs, program, graphs)
+        request = self.request(program, costs, machine, allowance)
 
         def plan() -> CachedPlan:
-            nonlocal allowance
-            while True:
-                try:
-                    return self._planner.first(graphs, joined.program, costs, machine, allowance)
-                except PlanInfeasible as error:
-                    # Its frames would keep what callers hold alive, in a cycle.
-                    refusal, unmoved = error.with_traceback(None), self._budget.unmoved(allowance, joined.program)
-                if allowance != unmoved:
-                    refusal = self._least(refusal, joined.program, costs, unmoved)
-                    if refusal.needed_bytes <= allowance.budget_bytes:
-                        allowance = unmoved
-                        continue
-                wider = self._budget.widened(allowance, refusal.needed_bytes)
-                if wider is None:
-                    raise self._advised(refusal, joined.program, costs, machine, allowance)
-                allowance = wider
+            nonlocal request
+            request, found = self._search_within_budget(graphs, request)
+            return request.answered(found)
 
         started = time.perf_counter()
-        planned, is_own = self._plan_together(joined.program, allowance, plan) if known is None else (plan(), True)
+        planned, is_own = self._plan_together(program, allowance, plan) if known is None else (plan(), True)
         seconds = time.perf_counter() - started
-        self.remember(joined.program, planned)
-        origin = f"made in {format_seconds(seconds)}" if is_own else FROM_OTHER_RANK
-        return self.adopt(graphs, joined, planned, allowance, origin)
+        self.remember(program, planned)
+        if not is_own:
+            return self.adopt(graphs, joined, planned, allowance, FROM_OTHER_RANK)
+        origin = f"made in {format_seconds(seconds)}"
+        return self.adopt(graphs, joined, planned, request.allowance, origin, retention=request.retention)
+
+    def request(self, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance) -> PlanRequest:
+        """Return the request for a plan by the model's policy, for what its caller is assumed to hold."""
+        return PlanRequest(program, costs, machine, allowance, self._retention.assumed, self._options.policy)
+
+    def search(self, request: PlanRequest) -> tuple[PlanRequest, Plan]:
+        """Search a plan for ``request``; in an arena for less and less retention until there is one.
+
+        Returns:
+            The request that the plan meets, which names its retention, and the plan; nothing is activated.
+
+        Raises:
+            PlanInfeasible: no plan fits the budget.
+            TierError: no plan fits the tier.
+        """
+        choices = self._retention.choices if self._engine.arena is not None else (self._retention.assumed,)
+        return self._planner.search(request, choices)
+
+    def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, Plan]:
+        """Search the first plan of a step, as `search`; a refused share is widened to what suffices.
+
+        Where nothing has to move, the margin is smaller.
+        """
+        program, costs = request.program, request.costs
+        while True:
+            try:
+                return self._search_without_assumed(graphs, request)
+            except PlanInfeasible as error:
+                refusal = error.with_traceback(None)
+            allowance, unmoved = request.allowance, self._budget.unmoved(request.allowance, program)
+            if allowance != unmoved:
+                refusal = self._least(refusal, program, costs, unmoved)
+                if refusal.needed_bytes <= allowance.budget_bytes:
+                    request = replace(request, allowance=unmoved)
+                    continue
+            if not self._budget.widen(allowance, refusal.needed_bytes):
+                raise self._advised(refusal, request)
+            request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
+
+    def _search_without_assumed(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, Plan]:
+        """Search as `search`; assumed memory of a loss is no reason to refuse a budget."""
+        program, costs = request.program, request.costs
+        lean = self._planner.losses.without_assumed(costs, program, graphs)
+        try:
+            return self.search(request)
+        except PlanInfeasible:
+            if lean == costs:
+                raise
+        found = self.search(replace(request, costs=lean))
+        assumed = format_bytes(loss_bytes(costs, program))
+        self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
+        return found
 
     def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
         """Activate a plan that swaps all it can, for a step that no plan fits."""
-        allowance, machine = self._budget.allowance(joined.program, costs), self._machine
-        plan = self._planner.search(
-            joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
-        )
-        planned = CachedPlan(plan, costs, machine, allowance.room)
+        allowance = self._allowance(joined.program, costs)
+        unlimited = allowance.of_step_bytes(_NO_BUDGET_BYTES)
+        request = self.request(joined.program, costs, self._machine, unlimited)
+        _, plan = self.search(replace(request, policy="swap_all"))
+        planned = CachedPlan(plan, costs, self._machine, allowance.room)
         return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
 
+    def _allowance(self, program: Program, costs: OpCosts) -> Allowance:
+        """Return what a step of ``program`` may occupy now; a budget that is a share is set by it."""
+        self._memory.trim()  # timing the ops leaves pages for reuse, which do not stay in use
+        self._budget.take_share(program, costs)
+        return self._budget.allowance(program)
+
     def adopt(
-        self, graphs: tuple[int, ...], joined: Joined, planned: CachedPlan, allowance: Allowance, origin: str
+        self,
+        graphs: tuple[int, ...],
+        joined: Joined,
+        planned: CachedPlan,
+        allowance: Allowance,
+        origin: str,
+        *,
+        history: History = NO_HISTORY,
+        retention: Retention | None = None,
     ) -> PlannedStep:
-        """Activate ``planned`` for the step of ``graphs``.
+        """Activate ``planned`` for the step of ``graphs``, and assume the retention that it relies on.
+
+        Args:
+            graphs: of the step.
+            joined: its program.
+            planned: its plan, of any origin.
+            allowance: what the step may occupy.
+            origin: of the plan, for reports.
+            history: of runs by an earlier plan of the step.
+            retention: what the plan was searched for; else the most with which the allowance suffices.
 
         Raises:
             TierError: the tier has no room for it.
@@ -178,9 +249,23 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
-        places = self._planner.layout_within(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
+        choices = self._retention.choices if retention is None else (retention,)
+        most_bytes = allowance.step_bytes + GROWTH_BYTES
+        places, retention = self._planner.first_layout(joined.program, costs, plan, choices, most_bytes)
+        self._retention.assume(retention)
         step = self._steps[graphs] = PlannedStep(
-            plan, costs, machine, planned.room, graphs, joined, predicted, allowance, allowance, origin, places=places
+            plan,
+            costs,
+            machine,
+            planned.room,
+            graphs,
+            joined,
+            predicted,
+            allowance,
+            allowance,
+            origin,
+            places=places,
+            history=history,
         )
         if self._engine.arena is not None:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
@@ -205,7 +290,7 @@ class StepPlans:
             step.machine,
             step.plan,
             counted_from_bytes=self._memory.counted_from_bytes(),
-            released=step.released,
+            released=step.history.released,
         )
         found = self._steps[step.graphs] = replace(step, predicted=predicted)
         return found
@@ -224,14 +309,14 @@ class StepPlans:
         """Remove the plans of all steps whose graphs satisfy ``is_over``."""
         self._steps = {graphs: step for graphs, step in self._steps.items() if not is_over(graphs)}
 
-    def with_accumulated_grads(self, step: PlannedStep) -> PlannedStep:
-        """Activate the plan of ``step`` with each gradient accumulated as it is computed; return the step."""
-        program = step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
-        part = part_bytes(program.bytes_of(BufferKind.ACCUMULATED_GRADIENT))
-        allowance = step.allowance.with_held(part + max(0, self._budget.excess_held_bytes(step.allowance)))
-        adding = self.adopt(step.graphs, replace(step.joined, program=program), step, allowance, step.origin)
-        self.store(replace(adding, segment_seconds=step.segment_seconds, released=step.released))
-        return self._steps[step.graphs]
+    def accumulated_bytes(self, step: PlannedStep) -> int:
+        """Return what gradients hold outside of ``step`` if each is accumulated as it is computed."""
+        return part_bytes(step.joined.program.bytes_of(BufferKind.GRADIENT))
+
+    def activate_accumulation(self, step: PlannedStep) -> PlannedStep:
+        """Let ``step`` accumulate each gradient as it is computed, by the plan that it has; return it."""
+        joined = replace(step.joined, program=step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
+        return self.adopt(step.graphs, joined, step, step.allowance, step.origin, history=step.history)
 
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
@@ -246,23 +331,21 @@ class StepPlans:
         """
         allowance, program = step.allowance.at_start(), step.joined.program
         try:
-            self._planner.search(program, step.costs, step.machine, allowance, budget_bytes=1)
+            self.search(self.request(program, step.costs, step.machine, allowance.of_step_bytes(1)))
         except PlanInfeasible as error:
             unmoved = self._budget.unmoved(allowance, program)
             return self._least(error, program, step.costs, unmoved).needed_bytes
         return allowance.fixed_bytes
 
-    def _advised(
-        self, refusal: PlanInfeasible, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
-    ) -> PlanInfeasible:
+    def _advised(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
         """Return ``refusal`` in the terms of the given budget, with another policy if that fits."""
-        if (shares := self._budget.shares(refusal.needed_bytes, allowance)) is not None:
+        if (shares := self._budget.shares(refusal.needed_bytes, request.allowance)) is not None:
             free = format_bytes(self._budget.most_bytes)
             return refusal.but(shares=shares, instead=f"of which the device has {free} to spare")
-        if self._options.policy == "auto":
+        if request.policy == "auto":
             return refusal
         try:
-            self._planner.search(program, costs, machine, allowance, policy="auto")
+            self.search(replace(request, policy="auto"))
         except (PlanInfeasible, TierError):
             return refusal
         return refusal.but(instead="policy='auto', which fits")
@@ -305,10 +388,11 @@ class StepPlans:
         return known if serves else None
 
     def _still_serves(self, known: CachedPlan, program: Program, allowance: Allowance) -> bool:
-        most_bytes = allowance.step_bytes + GROWTH_BYTES
-        places = self._planner.layout_within(program, known.costs, known.plan, most_bytes)
-        fits = places is None or places.total_bytes <= most_bytes
-        return known.fits(allowance.step_bytes, GROWTH_BYTES) and fits
+        if not known.fits(allowance.step_bytes, GROWTH_BYTES):
+            return False
+        most_bytes, choices = allowance.step_bytes + GROWTH_BYTES, self._retention.choices
+        places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, most_bytes)
+        return places is None or places.total_bytes <= most_bytes
 
     def _refuse_outgrown(self, pinned: CachedPlan, program: Program, allowance: Allowance) -> None:
         """Raise PlanMismatch if the plan exceeds the budget even without its margin, which start-up memory may use."""
@@ -318,7 +402,8 @@ class StepPlans:
         # Assumed memory of a loss is no reason for refusal, as for a budget.
         lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
-        places = self._planner.layout_within(program, pinned.costs, plan, allowance.budget_bytes - before_bytes)
+        most_bytes, choices = allowance.budget_bytes - before_bytes, self._retention.choices
+        places, _ = self._planner.first_layout(program, pinned.costs, plan, choices, most_bytes)
         step_bytes = max(lean.peak_bytes, places.total_bytes if places is not None else 0)
         if before_bytes + step_bytes > allowance.budget_bytes:
             raise PlanMismatch(

@@ -1,17 +1,56 @@
-"""A planned step: its graphs, the plan they follow, and the inputs of that plan."""
+"""A planned step: its graphs, the plan they follow, the inputs of that plan, and what runs of it have shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.merge_programs import Joined
 from lmswap.ir.arena_layout import ArenaLayout
+from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
 from lmswap.plan.cache import CachedPlan
-from lmswap.session.budget import GROWTH_BYTES, Allowance
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
+
+# Origins of plans.
+FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
+# Earlier runs touch their memory for the first time, and choose algorithms.
+_WARM_UP_RUNS = 2
+
+
+class Phase(IntEnum):
+    """How far the predictions of a step rest on its own runs; see `lmswap.session`."""
+
+    TRACED = 0  # planned by estimated or cached costs
+    RECORDED = 1  # seconds of its segments are recorded; the next run times its ops
+    CALIBRATED = 2  # costs, machine and growth between steps are those of the run that timed the ops
+    FINAL = 3  # growth was measured once more, after the last search of the warm-up
+
+
+@dataclass(frozen=True)
+class History:
+    """What the runs of a step have shown. Replans of the step keep it; other plans of a step begin without."""
+
+    phase: Phase = Phase.TRACED
+    num_runs: int = 0  # counted until `Phase.FINAL`
+    segment_seconds: tuple[float, ...] = ()  # of compute by the current plan, without timed ops, if known
+    released: frozenset[int] = frozenset()  # outputs and tangents known not to be held by the caller
+    read_peak_bytes: int = 0  # the step's peak when growth was measured last
+    outgrown_bytes: int = 0  # growth that its plans had no room for
+    accepted_bytes: int = 0  # in a compressed tier, for which no plan was found that takes less
+    host_of: Plan | None = None  # the plan by whose run the host's time is calibrated
+
+    def next_phase(self, *, is_steady: bool) -> Phase:
+        """Return the phase after one more run; only a run that ``is_steady`` shows seconds."""
+        if not is_steady or (self.phase is Phase.TRACED and self.num_runs + 1 < _WARM_UP_RUNS):
+            return self.phase
+        return Phase(min(self.phase + 1, Phase.FINAL))
+
+
+NO_HISTORY = History()
 
 
 @dataclass(frozen=True)
@@ -24,10 +63,14 @@ class PlannedStep(CachedPlan):
     allowance: Allowance
     made_with: Allowance  # the allowance when the plan was activated
     origin: str  # of the plan: "made in 1.2 s", "from cache"
-    segment_seconds: tuple[float, ...] = ()  # of compute, as measured, if known
-    released: frozenset[int] = frozenset()  # outputs and tangents known not to be held by the caller
     places: ArenaLayout | None = None  # offsets of its tensors, with an arena
     is_overdrawn: bool = False  # exceeds its allowance, and no plan was found that does not
+    history: History = NO_HISTORY
+
+    @property
+    def moves(self) -> bool:
+        """Whether its plan swaps or recomputes anything."""
+        return bool(self.plan.swaps or self.plan.recomputes)
 
     @property
     def excess_bytes(self) -> int:
@@ -54,6 +97,10 @@ class PlannedStep(CachedPlan):
     def adds_up(self) -> bool:
         """Whether each gradient is accumulated as it is computed, into those of the steps before."""
         return self.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
+
+    def runs_as(self, other: PlannedStep) -> bool:
+        """Whether graphs compiled for ``other`` serve it: the same actions, offsets and handling of gradients."""
+        return self.adds_up == other.adds_up and self.plan.acts_as(other.plan) and self.places == other.places
 
     @cached_property
     def backwards(self) -> tuple[int, ...]:

@@ -1,123 +1,79 @@
-"""Makes plans within a model's allowance; refusals are in terms of the model's budget."""
+"""Searches plans for one model's steps; refusals are in terms of the model's budget."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from lmswap.capture.caller_memory import LossMeter, loss_bytes, without_losses
+from lmswap.capture.caller_memory import LossMeter, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.local_ranks import num_local_processes
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.arena_layout import ArenaLayout
-from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
-from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.plan import make_plan, reprice
-from lmswap.plan.cache import CachedPlan
 from lmswap.plan.fit_arena import fit_arena
 from lmswap.plan.pack_arena import pack_arena
 from lmswap.plan.shrink_residency import shrink_residency
 from lmswap.progress import reported
-from lmswap.session.budget import Allowance
-from lmswap.session.diagnostics import Notes
-from lmswap.session.retention import RetentionEstimate
+from lmswap.session.plan_request import PlanRequest
+from lmswap.session.retention import Retention
 
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
 _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
 
 
 class Planner:
-    """Makes the plans of one model's steps, and the layouts of their tensors in an arena, if there is one."""
+    """Searches plans of one model's steps, and lays out their tensors in an arena, if there is one."""
 
-    def __init__(
-        self,
-        options: Options,
-        tier: str,
-        *,
-        engine: SwapEngine,
-        memory: DeviceMemory,
-        retention: RetentionEstimate,
-        notes: Notes,
-    ) -> None:
-        """``notes`` takes sentences for reports."""
-        self._options, self._tier = options, tier
-        self._engine, self._memory, self._notes = engine, memory, notes
+    def __init__(self, options: Options, tier: str, *, engine: SwapEngine, memory: DeviceMemory) -> None:
+        self._options, self._tier, self._engine, self._memory = options, tier, engine, memory
         self.losses = LossMeter(memory)
-        self.retention = retention
-        # The last inputs of `layout`, and the layout.
-        self._placed: tuple[tuple[Program, Plan, Mapping[BufferKind, int]], ArenaLayout] | None = None
+        self._laid_out: tuple[tuple[Program, Plan, Retention], ArenaLayout] | None = None  # the last layout
 
-    def first(
-        self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
-    ) -> CachedPlan:
-        """Make a plan, with the costs it was made by: assumed memory of a loss is no reason to refuse a budget.
+    @reported("planning a step", "planning")
+    def search(self, request: PlanRequest, choices: Sequence[Retention]) -> tuple[PlanRequest, Plan]:
+        """Search a plan for ``request``, with each of ``choices`` of retention until one is met.
+
+        Returns:
+            The alternative of the request that the plan meets, and the plan.
 
         Raises:
             PlanInfeasible: no plan fits the budget.
             TierError: no plan fits the tier.
         """
-        try:
-            return CachedPlan(self.search(program, costs, machine, allowance), costs, machine, allowance.room)
-        except PlanInfeasible:
-            lean = self.losses.without_assumed(costs, program, graphs)
-            if lean == costs:
-                raise
-        planned = CachedPlan(self.search(program, lean, machine, allowance), lean, machine, allowance.room)
-        assumed = format_bytes(loss_bytes(costs, program))
-        self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
-        return planned
+        plans: dict[int, Plan] = {}  # by the bytes they may take, which do not depend on what callers hold
+        *others, least = request.alternatives(choices)
+        for alternative in others:
+            with suppress(PlanInfeasible, TierError):
+                return alternative, self._search(alternative, plans)
+        return least, self._search(least, plans)
 
-    @reported("planning a step", "planning")
-    def search(
-        self,
-        program: Program,
-        costs: OpCosts,
-        machine: Machine,
-        allowance: Allowance,
-        *,
-        policy: str | None = None,
-        budget_bytes: int | None = None,
-        effort: int = 1,
-        priced: Plan | None = None,
-    ) -> Plan:
-        """Search a plan within ``allowance`` by the model's policy; ``policy`` and ``budget_bytes`` override both.
-
-        ``priced`` is a plan by the same costs and machine, whose certificate holds for the same budget.
-
-        Raises:
-            PlanInfeasible, TierError: see `first`.
-        """
-        policy = policy or self._options.policy
-        parameters: dict[str, Any] = {"effort": effort} if policy == "auto" else {}
+    def _search(self, request: PlanRequest, plans: dict[int, Plan]) -> Plan:
+        program, costs, machine, allowance = request.program, request.costs, request.machine, request.allowance
         limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._options.min_swap_bytes}
+        parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
+        priced = request.priced
 
-        @cache  # plans of as many bytes do not depend on what callers hold
         def plan_within(most_bytes: int) -> Plan:
-            return make_plan(
-                policy,
-                program,
-                costs,
-                machine,
-                budget_bytes=most_bytes,
-                certificate=priced.certificate if priced is not None and priced.budget_bytes == most_bytes else None,
-                **limits,
-                **parameters,
-            )
+            if most_bytes not in plans:
+                certificate = priced.certificate if priced and priced.budget_bytes == most_bytes else None
+                given = {"budget_bytes": most_bytes, "certificate": certificate, **limits, **parameters}
+                plans[most_bytes] = make_plan(request.policy, program, costs, machine, **given)
+            return plans[most_bytes]
 
         def placed_bytes(plan: Plan, share: float) -> int:
-            return self.placed_bytes(program, costs, shrink_residency(plan, program, costs, machine, share=share))
+            shorter = shrink_residency(plan, program, costs, machine, share=share)
+            places = self.layout(program, costs, shorter, request.retention)
+            return places.total_bytes if places is not None else 0
 
-        most_bytes = budget_bytes or allowance.step_bytes
         try:
-            plan, longer_away = self._search_lowering_retention(
-                lambda: fit_arena(plan_within, placed_bytes, most_bytes)
-            )
+            plan, longer_away = fit_arena(plan_within, placed_bytes, allowance.step_bytes)
             if not longer_away:
                 return plan
             shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
@@ -126,7 +82,7 @@ class Planner:
             raise error.but(
                 budget_bytes=allowance.budget_bytes,
                 needed_bytes=error.needed_bytes + allowance.fixed_bytes,
-                policy=policy,
+                policy=request.policy,
                 parts=(*allowance.parts, ("for the step's tensors", error.needed_bytes)),
                 unit=self._options.budget_unit,
             ) from None
@@ -143,17 +99,6 @@ class Planner:
         finally:
             self._memory.compact()
 
-    def _search_lowering_retention(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
-        """Return what ``search`` finds; while it finds nothing, assume that the caller holds less."""
-        level = self.retention.level
-        while True:
-            try:
-                return search()
-            except PlanInfeasible:
-                if self._engine.arena is None or not self.retention.lower():
-                    self.retention.level = level
-                    raise
-
     def with_losses(self, costs: OpCosts, program: Program, graphs: tuple[int, ...]) -> OpCosts:
         """Return ``costs`` with the measured memory of these graphs' losses, if known; an arena holds no loss."""
         if self._engine.arena is not None:
@@ -164,25 +109,26 @@ class Planner:
         """Make planning reuse the memory that steps keep, instead of adding to it."""
         self._memory.decommit(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
 
-    def placed_bytes(self, program: Program, costs: OpCosts, plan: Plan) -> int:
-        """Return the bytes of the layout of ``plan``'s step; 0 without an arena."""
-        places = self.layout(program, costs, plan)
-        return places.total_bytes if places is not None else 0
-
-    def layout(self, program: Program, costs: OpCosts, plan: Plan) -> ArenaLayout | None:
-        """Return the layout of ``plan``'s step, cached for the plan that is adopted next; None without an arena."""
+    def layout(self, program: Program, costs: OpCosts, plan: Plan, retention: Retention) -> ArenaLayout | None:
+        """Return the layout of ``plan``'s step if the caller holds ``retention``; None without an arena."""
         if self._engine.arena is None:
             return None
-        inputs = program, plan, self.retention.num_held
-        if self._placed is None or any(one is not other for one, other in zip(inputs, self._placed[0], strict=True)):
-            self._placed = inputs, pack_arena(program, costs, plan, num_held=inputs[2])
-        return self._placed[1]
+        inputs = program, plan, retention
+        if self._laid_out is None or any(a is not b for a, b in zip(inputs, self._laid_out[0], strict=True)):
+            self._laid_out = inputs, pack_arena(program, costs, plan, num_held=retention.num_held)
+        return self._laid_out[1]
 
-    def layout_within(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> ArenaLayout | None:
-        """Return the layout of a plan of any origin, which may assume that the caller holds less."""
-        level = self.retention.level
-        while (places := self.layout(program, costs, plan)) is not None and places.total_bytes > most_bytes:
-            if not self.retention.lower():
-                self.retention.level = level
-                return self.layout(program, costs, plan)
-        return places
+    def first_layout(
+        self, program: Program, costs: OpCosts, plan: Plan, choices: Iterable[Retention], most_bytes: int
+    ) -> tuple[ArenaLayout | None, Retention]:
+        """Return a layout of a plan of any origin: by the first of ``choices`` with which it takes ``most_bytes``.
+
+        If it takes more with each of them, the layout by the first.
+        """
+        found: list[tuple[ArenaLayout | None, Retention]] = []
+        for choice in choices:
+            found.append((self.layout(program, costs, plan, choice), choice))
+            places = found[-1][0]
+            if places is None or places.total_bytes <= most_bytes:
+                return found[-1]
+        return found[0]

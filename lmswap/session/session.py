@@ -2,7 +2,7 @@
 
 torch passes one graph after another (graph breaks, shapes, train and eval cause several); each is lowered, timed,
 planned and rewritten before it runs. Graphs that ran in one step are planned together, as one timeline, before the next
-such step; `lmswap.session.replan` has the other causes of replanning.
+such step; `lmswap.session.replan_triggers` has the other causes of replanning.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Session:
         self._graph_notes, self._order_notes = Notes(name), Notes(name)
         self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
         trained = TrainableParameters(parameters)
-        self.retention = RetentionEstimate(trained)
+        self.retention = RetentionEstimate(trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.tier, self.machine, native = opened.tier, opened.machine, opened.native
@@ -105,9 +105,7 @@ class Session:
         self._budget_monitor = BudgetMonitor(name)
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
-        planner = Planner(
-            options, self.tier, engine=self.engine, memory=self.memory, retention=self.retention, notes=self.plan_notes
-        )
+        planner = Planner(options, self.tier, engine=self.engine, memory=self.memory)
         self.losses = planner.losses
         self.plans = StepPlans(
             options,
@@ -117,6 +115,8 @@ class Session:
             engine=self.engine,
             memory=self.memory,
             budget=self.budget,
+            retention=self.retention,
+            notes=self.plan_notes,
             pinned=pinned,
             node=opened.node,
         )
@@ -130,6 +130,7 @@ class Session:
             engine=self.engine,
             memory=self.memory,
             budget=self.budget,
+            retention=self.retention,
             notes=self.plan_notes,
         )
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
@@ -276,12 +277,12 @@ class Session:
             return
         if self.recorder.ended is not None and self.recorder.ended.trains:
             self.budget.has_run()
-        shown = self._replanner.pop_observation(graph.index)
+        run = self._replanner.pop_run(graph.index)
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
-        if shown:
-            if self._replanner.apply(shown, lambda: self._released(shown.graphs)):
-                self._compile(shown.graphs)
+        if run:
+            if self._replanner.apply(run, lambda: self._released(run.graphs)):
+                self._compile(run.graphs)
             if self.recorder.times_ops:
                 self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from lmswap.execute.recorder import Recorder
-from lmswap.execute.step_record import EndedStep, SegmentKey, StepRecord
+from lmswap.execute.step_record import EndedStep, SegmentKey
 from lmswap.session.diagnostics import Notes
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
@@ -45,16 +45,6 @@ class RunOrder:
 def _ran(sequence: tuple[SegmentKey, ...]) -> RunOrder:
     by_phase = {phase: tuple(index for index, ran in sequence if ran == phase) for phase in ("forward", "backward")}
     return RunOrder(by_phase["forward"], by_phase["backward"])
-
-
-class StepObservation(NamedTuple):
-    """What a step that followed its plan showed, for the next step like it."""
-
-    graphs: tuple[int, ...]
-    ended: EndedStep
-    record: StepRecord | None  # of a step that calibrates predictions
-    num_runs: int  # of the step until then, this one included
-    num_steady: int  # likewise, if they show its seconds; else 0
 
 
 class CompletedStep(NamedTuple):

@@ -16,7 +16,7 @@ import lmswap
 from lmswap.capture.interrupts import interrupt_in, raise_interrupt
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.recompiles import tracing_settings
-from lmswap.session import Session
+from lmswap.session.session import Session
 
 
 class Stop(Exception):

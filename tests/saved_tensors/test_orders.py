@@ -9,7 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.dispatch import ModelCall
 from lmswap.saved_tensors.recording import Recording
-from lmswap.session import Session
+from lmswap.session.session import Session
 from tests.test_known_failures import session_of
 
 

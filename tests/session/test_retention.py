@@ -1,4 +1,4 @@
-"""Retention of a step by its caller: the most is assumed first, then what was observed."""
+"""Retention that plans assume: the most at first, then what steps have shown."""
 
 import gc
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from lmswap.ir.program import BufferKind
 from lmswap.session.optimizer_memory import TrainableParameters
-from lmswap.session.retention import RetentionEstimate
+from lmswap.session.retention import Retention, RetentionEstimate
 
 OUTPUT, GRADIENT = BufferKind.OUTPUT, BufferKind.GRADIENT
 
@@ -29,29 +29,29 @@ def run(retention, weight, *, at_begin, in_backward):
         (False, False, {OUTPUT: 2}),
     ],
 )
-def test_what_steps_have_shown_is_reckoned_with(at_begin, in_backward, num_held):
+def test_observed_retention_overrides_the_default(at_begin, in_backward, num_held):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]))
-    assert retention.num_held == {OUTPUT: 2, GRADIENT: 2}
+    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    assert retention.assumed.num_held == {OUTPUT: 2, GRADIENT: 2}
     run(retention, weight, at_begin=False, in_backward=False)
     run(retention, weight, at_begin=at_begin, in_backward=in_backward)
     run(retention, weight, at_begin=False, in_backward=False)
     assert retention.confirm() == (num_held != {OUTPUT: 2, GRADIENT: 2})
-    assert retention.num_held == num_held
+    assert retention.assumed.num_held == num_held
     run(retention, weight, at_begin=True, in_backward=True)  # observed no longer
     assert not retention.confirm()
 
 
-def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_steps_have_shown_more():
+def test_assumed_retention_stays_lowered_after_more_was_observed():
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]))
-    found = []
-    while retention.lower():
-        found.append(retention.num_held)
-    assert found == [{OUTPUT: 2, GRADIENT: 1}, {OUTPUT: 2}, {OUTPUT: 1}]
+    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    most, *fewer = retention.choices
+    assert most is retention.assumed
+    assert [choice.num_held for choice in fewer] == [{OUTPUT: 2, GRADIENT: 1}, {OUTPUT: 2}, {OUTPUT: 1}]
+    retention.assume(fewer[-1])
     run(retention, weight, at_begin=True, in_backward=False)
     assert not retention.confirm()
-    assert retention.num_held == {OUTPUT: 1}
+    assert retention.assumed.num_held == {OUTPUT: 1}
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,10 @@ def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_st
         (3, False, False, False),
     ],
 )
-def test_gradients_that_are_held_for_longer_than_there_is_room_for_are_seen(num_less, at_begin, in_backward, is_short):
+def test_gradients_held_longer_than_assumed_are_detected(num_less, at_begin, in_backward, is_short):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]))
-    for _ in range(num_less):
-        retention.lower()
+    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention.assume(Retention(num_less))
     assert not retention.is_short
     run(retention, weight, at_begin=at_begin, in_backward=in_backward)
     assert retention.is_short == is_short
@@ -78,13 +77,12 @@ def test_gradients_that_are_held_for_longer_than_there_is_room_for_are_seen(num_
 @pytest.mark.parametrize("with_arena", [False, True])
 @pytest.mark.parametrize("num_less", [0, 1])
 @pytest.mark.parametrize(("at_begin", "in_backward"), [(False, False), (True, False), (True, True)])
-def test_gradients_may_be_added_up_if_a_backward_begins_with_some_or_if_both_had_no_room(
+def test_accumulation_is_detected_at_a_backward_or_without_room_for_both_sets_at_a_step(
     with_arena, num_less, at_begin, in_backward
 ):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]))
-    for _ in range(num_less):
-        retention.lower()
+    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention.assume(Retention(num_less))
     assert not retention.may_accumulate(with_arena=with_arena)
     run(retention, weight, at_begin=at_begin, in_backward=in_backward)
     has_room = with_arena and num_less == 0
@@ -94,23 +92,21 @@ def test_gradients_may_be_added_up_if_a_backward_begins_with_some_or_if_both_had
 
 
 @pytest.mark.parametrize(("at_begin", "least"), [(True, {OUTPUT: 2, GRADIENT: 1}), (False, {OUTPUT: 1})])
-def test_no_less_is_reckoned_with_than_steps_have_shown(at_begin, least):
+def test_no_plan_may_assume_less_retention_than_observed(at_begin, least):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]))
+    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
     run(retention, weight, at_begin=at_begin, in_backward=False)
     retention.confirm()
-    while retention.lower():
-        pass
-    assert retention.num_held == least
+    assert retention.choices[-1].num_held == least
 
 
-def test_what_should_not_have_been_held_has_the_most_reckoned_with_once():
-    retention = RetentionEstimate(TrainableParameters([]))
+def test_unexpected_retention_restores_the_largest_assumption_once():
+    retention = RetentionEstimate(lambda: False)
     assert retention.confirm()
-    assert retention.raise_()
-    assert retention.num_held == {OUTPUT: 2, GRADIENT: 2}
-    assert retention.lower()
-    assert not retention.raise_()
+    assert retention.assume_most()
+    assert retention.assumed.num_held == {OUTPUT: 2, GRADIENT: 2}
+    retention.assume(retention.choices[1])
+    assert not retention.assume_most()
 
 
 def test_no_parameter_is_kept_alive():

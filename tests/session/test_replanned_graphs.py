@@ -1,4 +1,4 @@
-"""A step that is planned again keeps the graphs that torch traced for it, and gives the bits of plain torch."""
+"""A replanned step keeps the graphs that torch traced for it, and is bitwise identical to plain torch."""
 
 import copy
 import gc
@@ -15,8 +15,9 @@ import lmswap
 from lmswap.capture import aot_stages
 from lmswap.capture.aot import compile_region
 from lmswap.plan.cache import PlanCache
-from lmswap.session import Session, planner
+from lmswap.session import planner
 from lmswap.session.replan import Replanner
+from lmswap.session.session import Session
 from tests.capture.captured import Recording
 from tests.models import CASES, Broken, BrokenBlock, Case
 from tests.test_recompute import plan_at_random
@@ -148,18 +149,18 @@ def traces(monkeypatch):
 
 @pytest.fixture
 def regions(monkeypatch):
-    """What Dynamo handed over."""
+    """The graphs that Dynamo has passed."""
     return calls_of(monkeypatch, Session, "__call__")
 
 
 @pytest.fixture
 def plans(monkeypatch):
-    """Has each step planned again; gives the plans that were made by then."""
+    """The plans made so far; each step is replanned."""
     made = []
 
-    def apply(self, shown, _):
-        step = self._plans[shown.graphs]
-        made.append(self._plans.make(shown.graphs, step.joined, step.costs).plan)
+    def apply(self, run, _):
+        step = self._plans[run.graphs]
+        made.append(self._plans.make(run.graphs, step.joined, step.costs).plan)
         return True
 
     monkeypatch.setattr(Replanner, "apply", apply)
@@ -184,7 +185,7 @@ def train(model, call, case):
 
 
 @pytest.mark.parametrize("which", WHICH, ids="-".join)
-def test_a_step_that_is_planned_again_is_traced_no_more(which, plans, regions, traces, monkeypatch):
+def test_replanning_a_step_traces_nothing(which, plans, regions, traces, monkeypatch):
     compiler, name = which
     case = MODELS[name]
     if compiler == "fx":  # what Inductor fuses depends on the plan, and so do roundings
@@ -205,7 +206,7 @@ def test_a_step_that_is_planned_again_is_traced_no_more(which, plans, regions, t
     assert len(actual) == len(expected) and all(map(torch.equal, actual, expected))
 
 
-def test_a_forward_that_nothing_trains_in_is_traced_no_more(plans, traces, monkeypatch):
+def test_replanning_a_forward_without_training_traces_nothing(plans, traces, monkeypatch):
     torch.compiler.reset()
     monkeypatch.setattr(planner, "make_plan", plan_at_random(0))
     model, data = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]), rows()
@@ -217,7 +218,7 @@ def test_a_forward_that_nothing_trains_in_is_traced_no_more(plans, traces, monke
     lmswap.disable(model)
 
 
-def test_a_backward_that_runs_first_when_another_plan_is_in_force_is_that_of_its_own_plan(plans, monkeypatch):
+def test_backward_follows_the_plan_of_its_forward_after_a_replan(plans, monkeypatch):
     torch.compiler.reset()
     monkeypatch.setattr(planner, "make_plan", plan_at_random(5))
     made, held = TwoWays(), []
@@ -263,7 +264,7 @@ def test_graphs_of_two_plans_share_no_branches():
     assert len(one) == len(other) == 2 and one.isdisjoint(other)
 
 
-def test_what_is_kept_of_a_trace_holds_no_batch_and_what_was_compiled_for_another_plan_is_let_go(plans, monkeypatch):
+def test_traces_hold_no_batch_and_graphs_of_replaced_plans_are_released(plans, monkeypatch):
     torch.compiler.reset()
     compiled = []
 
@@ -291,7 +292,7 @@ def test_what_is_kept_of_a_trace_holds_no_batch_and_what_was_compiled_for_anothe
     assert weight() is None
 
 
-def test_gradients_arrive_in_the_order_of_plain_torch_after_a_step_was_planned_again(plans):
+def test_gradients_arrive_in_the_order_of_plain_torch_after_a_replan(plans):
     torch.compiler.reset()
 
     def arrivals(model):

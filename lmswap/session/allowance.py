@@ -1,0 +1,115 @@
+"""The split of a budget: what is in use before a step, what it takes outside of its plan, and what is left to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from lmswap.plan.cache import PlannedMemory
+
+# Growth of what is in use before the step that does not cause replanning: a part of the margin.
+GROWTH_BYTES = 8 * 2**20
+# The part of the margin that stays free at least until the growth it is reserved for is known.
+_STEADY_MARGIN_BYTES = 24 * 2**20
+
+
+class Held(NamedTuple):
+    """Bytes of tensors outside of a step when it began; the last increase, and the step in or after which it came."""
+
+    nbytes: int
+    came_bytes: int = 0
+    came_in: int = 0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The split of a budget: in use before the step, reserved outside of it, margin, and what the step may use."""
+
+    budget_bytes: int
+    found_bytes: int  # in use when the step was planned
+    tensor_bytes: int  # the part of it that tensors hold
+    reserve_bytes: int
+    planned_margin_bytes: int
+    grown_bytes: int = 0  # growth of what is in use between steps since then
+    settled_margin_bytes: int | None = None  # that still has to stay free once growth is known
+    fragmented_bytes: int = 0  # beyond the budget, by fragmentation
+    spared_bytes: int = 0  # of reserve and margin that steps have shown not to need
+    ahead_bytes: int = 0  # left free for growth to come, once it has recurred
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes in use before the step."""
+        return self.found_bytes + self.grown_bytes
+
+    @property
+    def margin_bytes(self) -> int:
+        """Bytes that stay free: until growth is known, it is subtracted from the planned margin down to a minimum."""
+        if self.settled_margin_bytes is not None:
+            return self.settled_margin_bytes + self.ahead_bytes
+        least_bytes = min(_STEADY_MARGIN_BYTES, self.planned_margin_bytes)
+        return max(least_bytes, self.planned_margin_bytes - self.grown_bytes) + self.ahead_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that the step's own tensors may not occupy."""
+        return self.base_bytes + self.reserve_bytes + self.margin_bytes + self.fragmented_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that the step's own tensors may occupy."""
+        return self.budget_bytes - self.fixed_bytes
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The parts of `fixed_bytes`, by their names in reports."""
+        return (
+            ("before the step", self.base_bytes),
+            ("reserve", self.reserve_bytes),
+            ("margin", self.margin_bytes),
+            ("fragmented", self.fragmented_bytes),
+        )
+
+    @property
+    def room(self) -> PlannedMemory:
+        """The memory that a plan within this allowance is made for."""
+        return PlannedMemory(self.step_bytes, self.spared_bytes)
+
+    def sparing(self, nbytes: int) -> Allowance:
+        """Return it with ``nbytes`` less of reserve, which are not needed."""
+        return replace(self, reserve_bytes=self.reserve_bytes - nbytes, spared_bytes=nbytes)
+
+    def settled(self, margin_bytes: int) -> Allowance:
+        """Return it for known growth, with a margin of at most ``margin_bytes``."""
+        planned_bytes = self.margin_bytes - self.ahead_bytes
+        margin_bytes = min(planned_bytes, margin_bytes)
+        spared_bytes = self.spared_bytes + planned_bytes - margin_bytes
+        return replace(self, settled_margin_bytes=margin_bytes, spared_bytes=spared_bytes)
+
+    def at_start(self) -> Allowance:
+        """Return it as before the first step, for the next process."""
+        return replace(self, grown_bytes=0, settled_margin_bytes=None, fragmented_bytes=0, ahead_bytes=0)
+
+    def with_held(self, nbytes: int) -> Allowance:
+        """Return it with ``nbytes`` more held outside of the step, taken from `ahead_bytes` first."""
+        return replace(
+            self,
+            found_bytes=self.found_bytes + nbytes,
+            tensor_bytes=self.tensor_bytes + nbytes,
+            ahead_bytes=max(0, self.ahead_bytes - nbytes),
+        )
+
+    def with_growth(self, in_use_bytes: int, over_bytes: int = 0) -> Allowance:
+        """Return it for ``in_use_bytes`` between steps, and a step whose peak exceeded the budget by ``over_bytes``."""
+        return replace(
+            self,
+            grown_bytes=max(0, in_use_bytes - self.found_bytes - self.reserve_bytes),
+            fragmented_bytes=self.fragmented_bytes + over_bytes,
+        )
+
+    def ahead(self, nbytes: int) -> Allowance:
+        """Return it with ``nbytes`` left free for growth to come."""
+        return replace(self, ahead_bytes=nbytes)
+
+    def of_step_bytes(self, nbytes: int) -> Allowance:
+        """Return it with a budget that leaves ``nbytes`` to the step's own tensors."""
+        return replace(self, budget_bytes=self.fixed_bytes + nbytes)

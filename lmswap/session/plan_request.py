@@ -1,0 +1,42 @@
+"""The inputs of a search for a plan, as one immutable request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.plan.cache import CachedPlan
+from lmswap.session.allowance import Allowance
+from lmswap.session.retention import Retention
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A step to plan, and the limits of its plan."""
+
+    program: Program
+    costs: OpCosts
+    machine: Machine
+    allowance: Allowance
+    retention: Retention  # what the caller is assumed to hold outside of an arena
+    policy: str
+    effort: int = 1  # of "auto": it searches this many times as long
+    ahead_bytes: int = 0  # to leave free in addition, for growth to come, if a plan can
+    priced: Plan | None = None  # a plan by the same costs and machine: its certificate holds for the same budget
+    most_seconds: float = math.inf  # a plan that takes longer is of no use
+
+    def alternatives(self, choices: Sequence[Retention]) -> Iterator[PlanRequest]:
+        """Yield what to search for while no plan is found: nothing left free ahead, and each of ``choices``."""
+        ahead = self.allowance.ahead(self.ahead_bytes)
+        for allowance in (ahead, self.allowance) if self.ahead_bytes else (self.allowance,):
+            for choice in choices:
+                yield replace(self, allowance=allowance, ahead_bytes=0, retention=choice)
+
+    def answered(self, plan: Plan) -> CachedPlan:
+        """Return ``plan``, which was found for it, with the inputs that a cache keeps."""
+        return CachedPlan(plan, self.costs, self.machine, self.allowance.room)

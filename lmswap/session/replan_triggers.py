@@ -1,0 +1,338 @@
+"""Decides whether a step is replanned: pure functions from what its last run has shown to reasons as data.
+
+`counted` adds to a step what a run has shown, `triggers` compares the two, and `merged` makes of all triggers of a step
+boundary the one request that answers them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.program import BufferKind
+from lmswap.plan import simulate
+from lmswap.plan.calibrate import Calibration, OpTime, host_as_measured
+from lmswap.session import compression_ratio
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.plan_request import PlanRequest
+from lmswap.session.planned_step import FROM_CACHE, Phase, PlannedStep
+from lmswap.session.retention import Retention
+
+# After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
+# that by measured costs may be slower than the best by more than this share. A smaller gain is ignored.
+_SECOND_EFFORT = 4
+_WORTH_SEARCHING = 0.01
+# Memory that becomes available once growth is known causes replanning if it exceeds this share of the budget.
+_WORTH_USING = 0.04
+
+
+@dataclass(frozen=True)
+class StepObservation:
+    """What a step that followed its plan has shown, by the time the next one like it begins."""
+
+    phase: Phase  # that its run leads to
+    peak_bytes: int  # of device memory in it
+    held_bytes: int  # by tensors outside of steps, when the next one begins
+    accumulated_bytes: int | None = None  # outside of it, if it were to add up gradients; None: its caller does not
+    in_use_bytes: int | None = None  # outside of steps, when the next one begins; None: not measured
+    fragmented_bytes: int = 0  # by which its peak exceeds the budget through fragmentation
+    settled_margin_bytes: int | None = None  # that suffices for growth from now on, if that is known
+    has_misplaced: bool = False  # it held a tensor at offsets of the next step, and more retention is assumed from now
+    costs: OpCosts | None = None  # with the measured memory of its losses
+    loss_bytes: int = 0  # of the largest one
+    compressed_bytes: int | None = None  # that its tensors took in the compressed tier, if it swaps there
+    segment_seconds: tuple[float, ...] | None = None  # of compute, without timed ops
+    released: frozenset[int] | None = None  # outputs and tangents that the caller did not hold
+    host_seconds: tuple[float | None, ...] | None = None  # to queue its segments, where the device waited for that
+    calibration: Calibration | None = None
+    unused_reserve_bytes: int = 0
+    unused_results_bytes: int = 0  # of results that the caller does not hold
+
+
+class Trigger:
+    """A reason to replan a step."""
+
+    recurs: ClassVar[bool] = True  # in the next process too: the plan is cached for it
+    may_be_cached: ClassVar[bool] = False  # an earlier process may have replanned for it
+    is_timed: ClassVar[bool] = False  # by measured seconds, for which the first rank of a machine plans
+
+
+@dataclass(frozen=True)
+class AccumulatedGradients(Trigger):
+    """Gradients are added to those of earlier steps, and memory is short."""
+
+    may_be_cached: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class HeldGrowth(Trigger):
+    """Tensors outside of the step hold more than planned."""
+
+    nbytes: int
+    recurs: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class InUseGrowth(Trigger):
+    """More than before is in use between steps besides tensors."""
+
+    nbytes: int
+    recurs: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class WarmUpGrowth(Trigger):
+    """The first steps have left more in use than planned, or fragmentation has made them exceed the budget."""
+
+    grown_bytes: int
+    fragmented_bytes: int
+
+
+@dataclass(frozen=True)
+class MisplacedTensor(Trigger):
+    """A tensor of one step was still held at offsets of the next."""
+
+    recurs: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class CompressedExcess(Trigger):
+    """Swapped tensors take more of the compressed tier than it may occupy."""
+
+    taken_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class LossExcess(Trigger):
+    """The loss takes more than the plan leaves it."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class PredictionOff(Trigger):
+    """The measured step differs from its prediction."""
+
+    measured_seconds: float
+    predicted_seconds: float
+    host_seconds: float
+    worst: OpTime
+    worst_title: str
+    is_timed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class UnusedMemory(Trigger):
+    """Less is needed outside of an arena than assumed: of the reserve, and for results that the caller may hold."""
+
+    reserve_bytes: int
+    results_bytes: int
+    may_be_cached: ClassVar[bool] = True
+    is_timed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SlowPlan(Trigger):
+    """By measured costs the plan may be slower than the best by a share of its time."""
+
+    excess: float
+    is_timed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class UnusedMargin(Trigger):
+    """Growth is known, and needs less than the margin."""
+
+    nbytes: int
+    may_be_cached: ClassVar[bool] = True
+
+
+def needs_growth(step: PlannedStep, peak_bytes: int) -> bool:
+    """Whether a peak of ``step`` is a cause to measure growth besides tensors."""
+    return peak_bytes > min(step.history.read_peak_bytes + GROWTH_BYTES, step.allowance.budget_bytes)
+
+
+def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
+    """Return ``step`` with what ``seen`` has shown; its plan is priced as before, but for the memory of a loss."""
+    plan, costs, machine, joined = step.plan, step.costs, step.machine, step.joined
+    shown: dict[str, Any] = {}
+    if step.history.phase is not Phase.FINAL:
+        shown |= {"phase": seen.phase, "num_runs": step.history.num_runs + 1}
+    allowance = _counted_memory(step, seen)
+    if seen.in_use_bytes is not None:
+        shown["read_peak_bytes"] = seen.peak_bytes
+    if _begins_to_accumulate(step, seen):
+        joined = replace(joined, program=joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
+    if seen.costs is not None:
+        costs = seen.costs
+        plan = replace(plan, predicted_peak_bytes=simulate(joined.program, costs, machine, plan).peak_bytes)
+    if seen.calibration is not None:
+        costs, machine = seen.calibration.costs, seen.calibration.machine
+        if seen.compressed_bytes is not None:
+            machine = compression_ratio.with_needed_ratio(machine, plan, seen.compressed_bytes)
+    elif (excess := _excess_of_tier(step, seen)) is not None:
+        machine = compression_ratio.with_measured_ratio(machine, plan, excess.taken_bytes)
+    if seen.host_seconds is not None:
+        machine = host_as_measured(joined.program, plan, machine, seen.host_seconds)
+        shown["host_of"] = plan
+    if seen.segment_seconds is not None:
+        shown["segment_seconds"] = seen.segment_seconds
+    if seen.released is not None:
+        shown["released"] = seen.released
+    if not shown and allowance is step.allowance and machine is step.machine and joined is step.joined:
+        return step
+    history = replace(step.history, **shown)
+    return replace(step, plan=plan, costs=costs, machine=machine, joined=joined, allowance=allowance, history=history)
+
+
+def triggers(
+    before: PlannedStep, step: PlannedStep, seen: StepObservation, *, policy: str, is_fixed: bool
+) -> tuple[Trigger, ...]:
+    """Return the reasons to replan a step, in the order in which they are reported.
+
+    Args:
+        before: the step as it ran.
+        step: the step with what ``seen`` has shown, priced by its costs.
+        seen: what its run has shown.
+        policy: of the model.
+        is_fixed: whether the plans are those of a file, which no gain can replace.
+    """
+    found = (*_of_memory(before, step, seen), *_of_tier(before, seen))
+    if before.history.phase is step.history.phase:
+        return found
+    if step.history.phase is Phase.CALIBRATED and seen.calibration is not None:
+        found += tuple(_of_calibration(step, seen.calibration, seen, has_grown=bool(found)))
+        return found or tuple(_of_slowness(step, policy))
+    if step.history.phase is Phase.FINAL:
+        if step.is_outgrown and not found:
+            return (WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes),)
+        if not is_fixed and policy != "swap_all" and not found:
+            return tuple(_of_margin(step))
+    return found
+
+
+def merged(
+    step: PlannedStep, found: Sequence[Trigger], *, policy: str, retention: Retention, is_priced: bool
+) -> PlanRequest:
+    """Return the one request that answers all triggers ``found`` for ``step``.
+
+    From the second growth on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
+
+    Args:
+        step: what has to be replanned.
+        found: the reasons.
+        policy: of the model.
+        retention: what the caller is assumed to hold.
+        is_priced: whether the step's plan is priced by the costs and machine of the step.
+    """
+    grows = any(isinstance(trigger, (HeldGrowth, InUseGrowth)) for trigger in found)
+    is_gain = all(isinstance(trigger, SlowPlan) for trigger in found)
+    return PlanRequest(
+        step.joined.program,
+        step.costs,
+        step.machine,
+        step.allowance,
+        retention,
+        policy,
+        effort=_SECOND_EFFORT,
+        ahead_bytes=2 * step.history.outgrown_bytes if grows else 0,
+        priced=step.plan if is_priced else None,
+        most_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds if is_gain else math.inf,
+    )
+
+
+def _begins_to_accumulate(step: PlannedStep, seen: StepObservation) -> bool:
+    """Whether ``step`` accumulates each gradient as it is computed from now on: only if memory is short."""
+    can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
+    is_short = step.moves or step.is_overdrawn or _excess_held_bytes(step, seen) > GROWTH_BYTES
+    return seen.accumulated_bytes is not None and can_begin and is_short
+
+
+def _excess_held_bytes(step: PlannedStep, seen: StepObservation) -> int:
+    """Return how many bytes more than planned tensors outside of ``step`` hold: kept gradients, averages."""
+    return seen.held_bytes - step.allowance.tensor_bytes - step.allowance.reserve_bytes
+
+
+def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
+    allowance, excess_bytes = step.allowance, _excess_held_bytes(step, seen)
+    if _begins_to_accumulate(step, seen):
+        assert seen.accumulated_bytes is not None
+        allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
+    elif excess_bytes > GROWTH_BYTES:
+        allowance = allowance.with_held(excess_bytes)
+    if seen.in_use_bytes is not None:
+        grown = allowance.with_growth(seen.in_use_bytes, seen.fragmented_bytes)
+        is_large = grown.grown_bytes - allowance.grown_bytes > GROWTH_BYTES
+        if is_large or step.history.phase is not Phase.FINAL:
+            allowance = grown
+    if seen.unused_reserve_bytes:
+        allowance = allowance.sparing(seen.unused_reserve_bytes)
+    if seen.settled_margin_bytes is not None:
+        allowance = allowance.settled(seen.settled_margin_bytes)
+    return allowance
+
+
+def _of_memory(before: PlannedStep, step: PlannedStep, seen: StepObservation) -> Iterator[Trigger]:
+    held_bytes = step.allowance.tensor_bytes - before.allowance.tensor_bytes
+    grown_bytes = step.allowance.grown_bytes - before.allowance.grown_bytes
+    if step.adds_up and not before.adds_up:
+        yield AccumulatedGradients()
+    elif held_bytes and step.excess_bytes > 0:
+        yield HeldGrowth(held_bytes)
+    if before.history.phase is Phase.FINAL and grown_bytes and step.excess_bytes > 0:
+        yield InUseGrowth(grown_bytes)
+    if seen.has_misplaced:
+        yield MisplacedTensor()
+    if seen.costs is not None and step.plan.predicted_peak_bytes > step.plan.budget_bytes and not step.is_overdrawn:
+        yield LossExcess(seen.loss_bytes)
+
+
+def _of_tier(before: PlannedStep, seen: StepObservation) -> Iterator[Trigger]:
+    if (excess := _excess_of_tier(before, seen)) is not None:
+        yield excess
+
+
+def _excess_of_tier(step: PlannedStep, seen: StepObservation) -> CompressedExcess | None:
+    if seen.compressed_bytes is None:
+        return None
+    limit_bytes = step.machine.tier(compression_ratio.TIER).capacity_bytes
+    if seen.compressed_bytes <= max(limit_bytes, step.history.accepted_bytes):
+        return None
+    return CompressedExcess(seen.compressed_bytes, limit_bytes)
+
+
+def _of_calibration(
+    step: PlannedStep, calibration: Calibration, seen: StepObservation, *, has_grown: bool
+) -> Iterator[Trigger]:
+    spared_bytes, results_bytes = step.allowance.spared_bytes, seen.unused_results_bytes
+    # A search has shown that no plan takes less, or there is nothing to swap without a backward.
+    if (step.is_overdrawn and not spared_bytes) or not step.backwards:
+        return
+    if calibration.is_off:
+        title = step.joined.program.ops[calibration.worst.op].title
+        seconds = calibration.measured_seconds, calibration.predicted_seconds, calibration.host_seconds
+        yield PredictionOff(*seconds, calibration.worst, title)
+    if step.is_outgrown and not has_grown:
+        yield WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes)
+    if step.moves and spared_bytes + results_bytes > GROWTH_BYTES:
+        yield UnusedMemory(spared_bytes, results_bytes)
+
+
+def _of_slowness(step: PlannedStep, policy: str) -> Iterator[Trigger]:
+    is_certain = step.is_overdrawn or not step.backwards or step.origin == FROM_CACHE
+    if policy != "auto" or is_certain or step.plan.certificate is None:
+        return
+    excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
+    if excess > _WORTH_SEARCHING:
+        yield SlowPlan(excess)
+
+
+def _of_margin(step: PlannedStep) -> Iterator[Trigger]:
+    room_bytes = step.allowance.step_bytes - step.room.step_bytes
+    is_known = step.allowance.settled_margin_bytes is not None and not step.is_overdrawn
+    if is_known and room_bytes > _WORTH_USING * step.allowance.budget_bytes:
+        yield UnusedMargin(room_bytes)

@@ -1,0 +1,92 @@
+"""A search returns the retention that its plan assumes, and changes nothing."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lmswap.errors import PlanInfeasible
+from lmswap.options import Options
+from lmswap.session.allowance import Allowance
+from lmswap.session.plan_request import PlanRequest
+from lmswap.session.planner import Planner
+from lmswap.session.retention import Retention
+from tests.ir.build import build, unit_machine
+
+MIB = 2**20
+STEP = build(
+    """
+    forward
+    f1 1: x W -> a
+    f2 1: a -> y
+    backward
+    g1 1: t a -> gW
+    """,
+    sizes={"a": 64 * MIB, "y": 32 * MIB, "gW": 32 * MIB},
+    outputs="y",
+    tangents="t",
+    gradients="gW",
+)
+MACHINE = unit_machine()
+
+
+def planner(*, arena: object | None) -> Planner:
+    memory = SimpleNamespace(compact=lambda: None, decommit=lambda nbytes: None)
+    return Planner(Options.parse("1GiB"), "host", engine=SimpleNamespace(arena=arena), memory=memory)
+
+
+def request(step_bytes: int, **fields) -> PlanRequest:
+    allowance = Allowance(2**30, 0, 0, 0, 0).of_step_bytes(step_bytes)
+    return PlanRequest(STEP.program, STEP.costs, MACHINE, allowance, Retention.ACCUMULATED, "none", **fields)
+
+
+def needed_bytes(retention: Retention) -> int:
+    with_arena = planner(arena=object())
+    _, plan = with_arena.search(request(2**40), tuple(Retention))
+    return with_arena.layout(STEP.program, STEP.costs, plan, retention).total_bytes
+
+
+def test_plans_that_assume_less_retention_need_less():
+    sizes = [needed_bytes(retention) for retention in Retention]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 2
+
+
+def test_every_search_assumes_the_most_retention_with_which_a_plan_fits():
+    with_arena = planner(arena=object())
+    for retention in (Retention.NO_OVERLAP, Retention.UNTIL_STEP_END, Retention.ACCUMULATED, Retention.NO_OVERLAP):
+        limit_bytes = needed_bytes(retention)
+        met, plan = with_arena.search(request(limit_bytes), tuple(Retention))
+        assert met.retention is min(each for each in Retention if needed_bytes(each) <= limit_bytes)
+        assert met.allowance.step_bytes >= plan.predicted_peak_bytes
+
+
+def test_a_refusal_is_that_of_the_least_retention_in_bytes_of_the_whole_budget():
+    with_arena = planner(arena=object())
+    least_bytes = needed_bytes(Retention.NO_OVERLAP)
+    refused = request(least_bytes - 1)
+    with pytest.raises(PlanInfeasible) as refusal:
+        with_arena.search(refused, tuple(Retention))
+    assert refusal.value.needed_bytes == least_bytes + refused.allowance.fixed_bytes
+    assert with_arena.search(request(least_bytes), tuple(Retention))[0].retention is Retention.NO_OVERLAP
+
+
+def test_what_is_left_free_ahead_is_given_up_for_a_plan():
+    without_arena = planner(arena=None)
+    _, plan = without_arena.search(request(2**40), tuple(Retention))
+    for spare_bytes, ahead_bytes in ((0, 0), (8 * MIB, 8 * MIB)):
+        wanted = request(plan.predicted_peak_bytes + spare_bytes, ahead_bytes=8 * MIB)
+        met, _ = without_arena.search(wanted, [Retention.ACCUMULATED])
+        assert met.allowance.ahead_bytes == ahead_bytes
+        assert met.allowance.step_bytes == plan.predicted_peak_bytes + spare_bytes - ahead_bytes
+
+
+def test_the_first_layout_is_by_the_most_retention_with_which_it_fits_or_else_by_the_most():
+    with_arena = planner(arena=object())
+    _, plan = with_arena.search(request(2**40), tuple(Retention))
+    for retention in Retention:
+        most_bytes = needed_bytes(retention)
+        places, assumed = with_arena.first_layout(STEP.program, STEP.costs, plan, tuple(Retention), most_bytes)
+        assert places.total_bytes <= most_bytes
+        assert assumed <= retention
+    places, assumed = with_arena.first_layout(STEP.program, STEP.costs, plan, tuple(Retention), 1)
+    assert (assumed, places.total_bytes) == (Retention.ACCUMULATED, needed_bytes(Retention.ACCUMULATED))

@@ -1,0 +1,154 @@
+"""A replanner measures, decides and acts once per step boundary; engine, memory and budget are stand-ins."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lmswap.capture.merge_programs import Joined
+from lmswap.execute.step_record import EndedStep, Peaks
+from lmswap.options import Options
+from lmswap.session.allowance import Allowance, Held
+from lmswap.session.diagnostics import Notes
+from lmswap.session.plan_store import StepPlans
+from lmswap.session.planned_step import Phase
+from lmswap.session.planner import Planner
+from lmswap.session.replan import Replanner, StepRun
+from lmswap.session.retention import Retention, RetentionEstimate
+from tests.ir.build import build, unit_machine
+
+MIB = 2**20
+GRAPHS = (3,)
+STEP = build(
+    """
+    forward
+    f1 1: x W -> a
+    f2 1: a -> b
+    f3 1: b -> y
+    backward
+    g2 1: t b -> c
+    g1 1: c a -> gW
+    """,
+    sizes={"a": 64 * MIB, "b": 64 * MIB, "y": 32 * MIB, "c": 64 * MIB, "gW": 32 * MIB},
+    outputs="y",
+    tangents="t",
+    gradients="gW",
+)
+
+
+class Model:
+    """The replanner of a model on a device with an arena; its plan leaves ``spare_bytes`` of the allowance."""
+
+    def __init__(self, monkeypatch, *, spare_bytes=0, retention=Retention.UNTIL_STEP_END, policy="auto"):
+        monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
+        self.options, self.notes, self.timed, self.searched = Options.parse("1GiB", policy=policy), Notes("Net"), [], []
+        self.arena = SimpleNamespace(num_computed=0, num_unplaced=0, resize=lambda nbytes: None)
+        native = SimpleNamespace(
+            reserve=lambda *_, **__: None,
+            tier_stats=lambda _: SimpleNamespace(reserve_seconds=0.0, capacity_bytes=0, resident_bytes=0),
+        )
+        recorder = SimpleNamespace(num_steps=7, last=lambda: None, time_ops=lambda: self.timed.append(True))
+        engine = SimpleNamespace(arena=self.arena, native=native, recorder=recorder)
+        nothing = lambda *_: None  # noqa: E731
+        memory = SimpleNamespace(trim=nothing, compact=nothing, decommit=nothing, counted_from_bytes=lambda: 0)
+        self.allowance = Allowance(2**40, 100 * MIB, 20 * MIB, 0, 32 * MIB)
+        self.budget = SimpleNamespace(
+            held=Held(20 * MIB),
+            take_share=nothing,
+            allowance=lambda _: self.allowance,
+            unmoved=lambda planned, _: planned,
+            widen=lambda *_: False,
+            shares=lambda *_: None,
+            start_reserve_probe=nothing,
+            end_reserve_probe=lambda _: 0,
+            in_use_bytes=lambda _: 100 * MIB,
+            fragmented_bytes=lambda _: 0,
+            settled_margin_bytes=lambda _: 32 * MIB,
+        )
+        self.retention = RetentionEstimate(lambda: False)
+        self.retention.assume(retention)
+        planner = Planner(self.options, "host", engine=engine, memory=memory)
+        search = planner.search
+        monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
+        shared = {"engine": engine, "memory": memory, "budget": self.budget, "retention": self.retention}
+        shared |= {"planner": planner, "notes": self.notes}
+        self.plans = StepPlans(self.options, unit_machine(), "host", pinned=None, node=None, **shared)
+        self.replanner = Replanner(self.options, "host", plans=self.plans, **shared)
+        step = self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
+        self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
+        self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
+        self.searched.clear()
+
+    @property
+    def step(self):
+        return self.plans[GRAPHS]
+
+    def run(self, *, is_steady: bool = True) -> bool:
+        ended = EndedStep(7, ((3, "forward"), (3, "backward")), GRAPHS, Peaks(100 * MIB, 100 * MIB))
+        return self.replanner.apply(StepRun(GRAPHS, ended, is_steady, None, False), lambda: frozenset({5}))
+
+
+def test_a_run_as_planned_neither_searches_nor_compiles(monkeypatch):
+    model = Model(monkeypatch)
+    phases = []
+    for _ in range(6):
+        assert not model.run()
+        phases.append(model.step.history.phase)
+    assert phases == [Phase.TRACED, Phase.RECORDED, Phase.CALIBRATED, Phase.FINAL, Phase.FINAL, Phase.FINAL]
+    assert (model.searched, [*model.notes], len(model.timed)) == ([], [], 1)
+    assert model.step.history.released == {5}
+
+
+def test_a_misplaced_tensor_raises_retention_and_compiles_for_other_offsets(monkeypatch):
+    model = Model(monkeypatch, spare_bytes=2**30)
+    model.arena.num_unplaced, before = 1, model.step.places
+    assert model.run()
+    assert model.retention.assumed is Retention.ACCUMULATED
+    assert model.step.places.results_bytes > before.results_bytes
+    assert len(model.searched) == 1
+    assert model.notes[-1].startswith(
+        "replanned after step 7: a tensor of a step was still held at offsets of the next"
+    )
+    assert not model.run()  # once
+
+
+def test_retention_is_lowered_by_the_plan_that_is_activated_and_by_no_refused_search(monkeypatch):
+    model = Model(monkeypatch, retention=Retention.UNTIL_BACKWARD, policy="none")
+    model.budget.held = Held(20 * MIB + 10 * MIB)
+    model.run()
+    assert model.retention.assumed > Retention.UNTIL_BACKWARD
+    assert "10.00 MiB more are held between steps" in model.notes[-1]
+    assert model.step.tensor_peak_bytes <= model.step.allowance.step_bytes
+    lowered = model.retention.assumed
+    model.budget.held = Held(2**35)
+    assert not model.run()
+    assert model.retention.assumed is lowered
+    assert model.step.is_overdrawn and "the plan stays as it was after step 7: " in model.notes[-1]
+    model.searched.clear()
+    model.budget.held = Held(2**36)
+    assert not model.run()  # known to be in vain
+    assert model.searched == [] and model.notes[-1].endswith("and no plan takes less")
+
+
+def test_several_triggers_at_one_boundary_are_one_search_and_one_note(monkeypatch):
+    model = Model(monkeypatch, spare_bytes=9 * MIB)
+    model.arena.num_unplaced = 1
+    model.budget.held = Held(20 * MIB + 10 * MIB)
+    model.run()
+    assert len(model.searched) == 1
+    (note,) = model.notes
+    assert note.count("replanned") == 1 and "are held between steps" in note and "still held at offsets" in note
+    assert model.searched[0].allowance.tensor_bytes == 30 * MIB
+
+
+@pytest.mark.parametrize("num_runs", [2, 3, 4])
+def test_replans_keep_the_phase_and_first_plans_begin_at_the_first(monkeypatch, num_runs):
+    model = Model(monkeypatch, spare_bytes=2**30)
+    for _ in range(num_runs - 1):
+        model.run()
+    model.arena.num_unplaced = 1
+    model.retention._is_known, model.retention._seen = False, Retention.UNTIL_STEP_END
+    model.run()
+    assert model.step.origin.startswith("replanned")
+    assert model.step.history.phase is Phase(num_runs - 1)
+    model.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
+    assert model.step.history.phase is Phase.TRACED

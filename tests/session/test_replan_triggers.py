@@ -1,0 +1,300 @@
+"""Triggers of replanning, from observations as plain data: no model, no device, no torch."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from lmswap.capture.merge_programs import Joined
+from lmswap.ir.machine import Host, Machine, Tier
+from lmswap.ir.program import BufferKind
+from lmswap.plan import make_plan, simulate
+from lmswap.plan.calibrate import Calibration, OpTime
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
+from lmswap.session.replan_reasons import reason
+from lmswap.session.replan_triggers import (
+    AccumulatedGradients,
+    CompressedExcess,
+    HeldGrowth,
+    InUseGrowth,
+    LossExcess,
+    MisplacedTensor,
+    PredictionOff,
+    SlowPlan,
+    StepObservation,
+    UnusedMargin,
+    UnusedMemory,
+    WarmUpGrowth,
+    counted,
+    merged,
+    needs_growth,
+    triggers,
+)
+from lmswap.session.retention import Retention
+from tests.ir.build import build, unit_machine
+
+MIB = 2**20
+STEP = build(
+    """
+    forward
+    f1 1: x W -> a
+    f2 1: a -> b
+    loss 1: b -> y
+    backward
+    g2 1: t b -> c
+    g1 1: c a -> gx
+    """,
+    sizes={"a": 64 * MIB, "b": 64 * MIB, "c": 64 * MIB, "gx": 4 * MIB},
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+BASE_BYTES, RESERVE_BYTES, MARGIN_BYTES = 100 * MIB, 20 * MIB, 32 * MIB
+
+
+def planned(policy="none", *, spare_bytes=0, machine=None, **fields) -> PlannedStep:
+    """A step whose plan takes all of its allowance but ``spare_bytes``; it has run as far as ``fields`` say."""
+    machine = machine or unit_machine(out=2.0**26, into=2.0**26)
+    tier = machine.tiers[0].name
+    plan = make_plan(policy, STEP.program, STEP.costs, machine, budget_bytes=2**40, tier=tier, min_swap_bytes=1)
+    budget_bytes = BASE_BYTES + RESERVE_BYTES + MARGIN_BYTES + plan.predicted_peak_bytes + spare_bytes
+    allowance = Allowance(budget_bytes, BASE_BYTES, 30 * MIB, RESERVE_BYTES, MARGIN_BYTES)
+    plan = replace(plan, budget_bytes=allowance.step_bytes)
+    predicted = simulate(STEP.program, STEP.costs, machine, plan)
+    joined = Joined(STEP.program, (0,))
+    step = PlannedStep(
+        plan, STEP.costs, machine, allowance.room, (7,), joined, predicted, allowance, allowance, "made in 1 s"
+    )
+    return replace(step, **fields)
+
+
+def shown(step: PlannedStep, **fields) -> StepObservation:
+    """A run that shows nothing but ``fields``: tensors outside of it hold what was planned."""
+    held_bytes = step.allowance.tensor_bytes + step.allowance.reserve_bytes
+    return StepObservation(step.history.phase, 0, held_bytes, **fields)
+
+
+def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False):
+    return triggers(before, counted(before, seen), seen, policy=policy, is_fixed=is_fixed)
+
+
+def in_phase(phase: Phase, **fields) -> History:
+    return History(phase, 3, **fields)
+
+
+def calibration(step: PlannedStep, *, predicted=10.0, measured=10.0) -> Calibration:
+    worst = OpTime(0, predicted / 2, measured / 2)
+    return Calibration(predicted, measured, step.costs, step.machine, worst)
+
+
+def test_neither_triggers_nor_reasons_import_torch():
+    code = "import sys, lmswap.session.replan_reasons; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_run_as_planned_causes_nothing(phase):
+    step = planned(history=in_phase(phase))
+    assert found(step, shown(step)) == ()
+
+
+def test_a_run_that_shows_nothing_leaves_a_final_step_the_same_object():
+    step = planned(history=in_phase(Phase.FINAL))
+    assert counted(step, shown(step)) is step
+
+
+@pytest.mark.parametrize(
+    ("phase", "num_runs", "is_steady", "following"),
+    [
+        (Phase.TRACED, 0, True, Phase.TRACED),
+        (Phase.TRACED, 1, True, Phase.RECORDED),
+        (Phase.TRACED, 5, False, Phase.TRACED),
+        (Phase.TRACED, 6, True, Phase.RECORDED),
+        (Phase.RECORDED, 2, False, Phase.RECORDED),
+        (Phase.RECORDED, 2, True, Phase.CALIBRATED),
+        (Phase.CALIBRATED, 3, True, Phase.FINAL),
+        (Phase.FINAL, 4, True, Phase.FINAL),
+    ],
+)
+def test_phases_advance_one_by_one_and_by_steady_runs_only(phase, num_runs, is_steady, following):
+    assert History(phase, num_runs).next_phase(is_steady=is_steady) is following
+
+
+def test_held_tensors_cause_a_replan_if_the_plan_has_no_room_for_them():
+    step = planned()
+    seen = shown(step)
+    seen = replace(seen, held_bytes=seen.held_bytes + GROWTH_BYTES + 1)
+    assert found(step, seen) == (HeldGrowth(GROWTH_BYTES + 1),)
+    assert counted(step, seen).allowance.base_bytes == BASE_BYTES + GROWTH_BYTES + 1
+    assert found(planned(spare_bytes=2 * GROWTH_BYTES), seen) == ()
+    assert found(step, replace(seen, held_bytes=seen.held_bytes - 1)) == ()
+
+
+def test_growth_besides_tensors_causes_a_replan_in_the_final_phase_only():
+    in_use_bytes = BASE_BYTES + RESERVE_BYTES + 2 * GROWTH_BYTES
+    for phase, expected in ((Phase.FINAL, (InUseGrowth(2 * GROWTH_BYTES),)), (Phase.RECORDED, ())):
+        step = planned(history=in_phase(phase))
+        assert found(step, shown(step, in_use_bytes=in_use_bytes)) == expected
+    step = planned(spare_bytes=GROWTH_BYTES, history=in_phase(Phase.FINAL))  # the margin shrinks by as much
+    assert found(step, shown(step, in_use_bytes=in_use_bytes)) == ()
+
+
+def test_growth_besides_tensors_is_measured_when_a_peak_has_risen_or_exceeds_the_budget():
+    step = planned(history=in_phase(Phase.FINAL, read_peak_bytes=200 * MIB))
+    assert not needs_growth(step, 200 * MIB + GROWTH_BYTES)
+    assert needs_growth(step, 200 * MIB + GROWTH_BYTES + 1)
+    assert needs_growth(replace(step, history=in_phase(Phase.FINAL, read_peak_bytes=2**40)), 2**39)
+
+
+@pytest.mark.parametrize("phase", [Phase.CALIBRATED, Phase.FINAL])
+def test_growth_of_the_first_steps_beyond_the_margin_causes_a_replan(phase):
+    step = planned(history=in_phase(Phase(phase - 1)))
+    in_use_bytes = BASE_BYTES + RESERVE_BYTES + MARGIN_BYTES
+    seen = shown(step, in_use_bytes=in_use_bytes, calibration=calibration(step))
+    seen = replace(seen, phase=phase)
+    assert found(step, seen) == (WarmUpGrowth(MARGIN_BYTES, 0),)
+    assert found(replace(step, is_overdrawn=True), seen) == ()
+    assert "32.00 MiB more are in use between steps" in reason(found(step, seen))
+    fragmented = replace(seen, in_use_bytes=0, fragmented_bytes=16 * MIB)
+    assert found(step, fragmented) == (WarmUpGrowth(0, 16 * MIB),)
+
+
+def test_gradients_are_accumulated_from_now_on_if_memory_is_short():
+    step = planned("swap_all")
+    assert step.moves
+    seen = shown(step, accumulated_bytes=3 * MIB)
+    assert found(step, seen) == (AccumulatedGradients(),)
+    after = counted(step, seen)
+    assert after.adds_up
+    assert after.allowance.tensor_bytes == step.allowance.tensor_bytes + 3 * MIB
+    fewer = counted(step, replace(seen, held_bytes=0))
+    assert fewer.allowance == after.allowance  # what is held less now was planned for, and may come
+    assert after.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
+    assert found(after, shown(after, accumulated_bytes=3 * MIB)) == ()
+    unmoved = planned()
+    assert found(unmoved, shown(unmoved, accumulated_bytes=3 * MIB)) == ()
+    assert found(replace(unmoved, is_overdrawn=True), shown(unmoved, accumulated_bytes=3 * MIB)) == (
+        AccumulatedGradients(),
+    )
+
+
+def test_a_misplaced_tensor_causes_a_replan():
+    step = planned()
+    assert found(step, shown(step, has_misplaced=True)) == (MisplacedTensor(),)
+
+
+def test_a_loss_that_takes_more_than_the_plan_leaves_causes_a_replan():
+    step = planned()
+    op = STEP.op("f2")
+    for nbytes, expected in ((0, ()), (100 * MIB, (LossExcess(100 * MIB),))):
+        seen = shown(step, costs=step.costs.with_scratch({op: nbytes}), loss_bytes=nbytes)
+        assert found(step, seen) == expected
+    assert counted(step, seen).plan.predicted_peak_bytes > step.plan.predicted_peak_bytes
+    assert found(replace(step, is_overdrawn=True), seen) == ()
+
+
+def compressing(capacity_bytes: int) -> Machine:
+    machine = unit_machine()
+    return replace(machine, tiers=(Tier("compressed", capacity_bytes, machine.tiers[0].link, ratio=4.0),))
+
+
+def test_compressed_tensors_beyond_their_limit_cause_a_replan_until_that_is_accepted():
+    step = planned("swap_all", machine=compressing(40 * MIB))
+    assert found(step, shown(step, compressed_bytes=40 * MIB)) == ()
+    seen = shown(step, compressed_bytes=50 * MIB)
+    assert found(step, seen) == (CompressedExcess(50 * MIB, 40 * MIB),)
+    planned_bytes = step.plan.tier_bytes["compressed"]
+    assert counted(step, seen).machine.tier("compressed").ratio == pytest.approx(0.9 * planned_bytes / (50 * MIB))
+    accepted = replace(step, history=replace(step.history, accepted_bytes=50 * MIB))
+    assert found(accepted, seen) == ()
+    assert found(accepted, replace(seen, compressed_bytes=51 * MIB))
+
+
+def calibrated(step: PlannedStep, **fields) -> StepObservation:
+    seen = shown(step, **{"calibration": calibration(step), **fields})
+    return replace(seen, phase=Phase.CALIBRATED)
+
+
+RECORDED = {"history": in_phase(Phase.RECORDED)}
+
+
+def test_a_prediction_that_is_off_causes_a_replan():
+    step = planned(**RECORDED)
+    off = calibration(step, measured=12.0)
+    assert found(step, calibrated(step, calibration=off)) == (
+        PredictionOff(12.0, 10.0, 0.0, off.worst, STEP.program.ops[0].title),
+    )
+    assert found(step, calibrated(step)) == ()
+    assert found(replace(step, is_overdrawn=True), calibrated(step, calibration=off)) == ()
+
+
+def test_memory_that_is_not_needed_outside_of_an_arena_causes_a_replan_of_a_plan_that_moves_something():
+    for policy in ("swap_all", "none"):
+        step = planned(policy, origin=FROM_CACHE, **RECORDED)
+        seen = calibrated(step, unused_reserve_bytes=6 * MIB, unused_results_bytes=3 * MIB)
+        assert found(step, seen) == ((UnusedMemory(6 * MIB, 3 * MIB),) if policy == "swap_all" else ())
+        assert found(step, replace(seen, unused_results_bytes=2 * MIB)) == ()
+
+
+def test_a_plan_that_may_not_be_the_best_is_searched_for_longer_if_nothing_else_is_wrong():
+    step = planned("swap_all", machine=unit_machine(out=2.0**22, into=2.0**22), **RECORDED)
+    excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
+    assert excess > 0.01
+    assert found(step, calibrated(step)) == (SlowPlan(excess),)
+    for other in (replace(step, origin=FROM_CACHE), replace(step, is_overdrawn=True)):
+        assert found(other, calibrated(other)) == ()
+    assert found(step, calibrated(step), policy="swap_all") == ()
+    off = calibration(step, measured=20.0)
+    assert [type(trigger) for trigger in found(step, calibrated(step, calibration=off))] == [PredictionOff]
+
+
+def test_a_margin_that_known_growth_does_not_need_causes_a_replan_if_it_is_large():
+    step = planned("swap_all", history=in_phase(Phase.CALIBRATED))
+    seen = replace(shown(step, settled_margin_bytes=12 * MIB), phase=Phase.FINAL)
+    assert found(step, seen) == (UnusedMargin(20 * MIB),)
+    assert found(step, seen, is_fixed=True) == found(step, seen, policy="swap_all") == ()
+    assert found(step, replace(seen, settled_margin_bytes=31 * MIB)) == ()
+
+
+def test_all_triggers_of_a_boundary_are_one_request_and_one_reason():
+    step = planned(**RECORDED)
+    seen = calibrated(step, calibration=calibration(step, measured=12.0), has_misplaced=True)
+    seen = replace(seen, held_bytes=seen.held_bytes + 2 * GROWTH_BYTES)
+    after, all_found = counted(step, seen), found(step, seen)
+    assert [type(trigger) for trigger in all_found] == [HeldGrowth, MisplacedTensor, PredictionOff]
+    assert reason(all_found).count(";") == 3
+    request = merged(after, all_found, policy="auto", retention=Retention.UNTIL_BACKWARD, is_priced=True)
+    assert (request.program, request.costs, request.machine) == (after.joined.program, after.costs, after.machine)
+    assert (request.allowance, request.priced) == (after.allowance, after.plan)
+    assert request.most_seconds == float("inf")
+
+
+def test_recurring_growth_is_planned_for_ahead_with_less_if_no_plan_leaves_so_much():
+    step = planned(history=in_phase(Phase.FINAL, outgrown_bytes=5 * MIB))
+    request = merged(step, [HeldGrowth(MIB)], policy="auto", retention=Retention.ACCUMULATED, is_priced=False)
+    choices = (Retention.ACCUMULATED, Retention.UNTIL_BACKWARD)
+    alternatives = [*request.alternatives(choices)]
+    assert [each.retention for each in alternatives] == [*choices, *choices]
+    assert [each.allowance.ahead_bytes for each in alternatives] == [10 * MIB, 10 * MIB, 0, 0]
+    other = merged(step, [MisplacedTensor()], policy="auto", retention=Retention.ACCUMULATED, is_priced=False)
+    assert [each.allowance for each in other.alternatives(choices[:1])] == [step.allowance]
+
+
+def test_a_longer_search_has_to_find_a_faster_plan():
+    step = planned("swap_all")
+    request = merged(step, [SlowPlan(0.5)], policy="auto", retention=Retention.ACCUMULATED, is_priced=True)
+    assert request.most_seconds == pytest.approx(0.99 * step.plan.predicted_seconds)
+    both = merged(
+        step, [SlowPlan(0.5), MisplacedTensor()], policy="auto", retention=Retention.ACCUMULATED, is_priced=True
+    )
+    assert both.most_seconds == float("inf")
+
+
+def test_the_hosts_time_is_calibrated_for_the_plan_that_ran():
+    machine = replace(unit_machine(), host=Host(1.0, 0.0))
+    step = planned("swap_all", machine=machine, history=in_phase(Phase.FINAL))
+    after = counted(step, shown(step, host_seconds=(6.0, None)))  # 3 ops
+    assert after.machine.host == Host(2.0, 0.0)
+    assert after.history.host_of is step.plan
