@@ -74,7 +74,7 @@ def is_enabled(case, budget_bytes):
     return True
 
 
-@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which asks the real process
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which reads the real process
 @pytest.mark.parametrize("name", CASES)
 def test_a_budget_that_one_accepts_the_other_accepts(name):
     program, least_bytes = captured(CASES[name])

@@ -1,4 +1,4 @@
-"""The predicted allocations of optimizers are the actual ones, for every way to create an optimizer."""
+"""Pending bytes of optimizers are those that they allocate later, however their state comes to exist."""
 
 import copy
 import gc
@@ -60,7 +60,7 @@ def state_bytes(optimizer):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_said_to_come_is_what_the_first_step_allocates(name):
+def test_pending_bytes_are_those_that_the_first_step_allocates(name):
     parameters = make()
     trained, optimizer = TrainableParameters(parameters), OPTIMIZERS[name](parameters)
     before_bytes, said_bytes = state_bytes(optimizer), trained.pending_optimizer_bytes()
@@ -70,7 +70,7 @@ def test_what_is_said_to_come_is_what_the_first_step_allocates(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_of_an_optimizer_is_seen_by_who_looks_on(name):
+def test_watching_detects_a_step_of_an_optimizer_of_these_parameters(name):
     parameters, others = make(), make()
     trained = TrainableParameters(parameters)
     both = OPTIMIZERS[name]([*others, parameters[0]])
@@ -84,7 +84,7 @@ def test_a_step_of_an_optimizer_is_seen_by_who_looks_on(name):
 
 
 @pytest.mark.parametrize("ends", [TrainableParameters.stop_and_check_stepped, lambda _: None], ids=["asked", "gone"])
-def test_nothing_looks_on_for_longer_than_somebody_wants_to_know(ends):
+def test_watching_ends_when_it_is_stopped_or_its_owner_is_gone(ends):
     num_before, trained = len(_global_optimizer_post_hooks), TrainableParameters(make())
     assert len(_global_optimizer_post_hooks) == num_before
     trained.start_watching_optimizer()
@@ -95,7 +95,7 @@ def test_nothing_looks_on_for_longer_than_somebody_wants_to_know(ends):
     assert len(_global_optimizer_post_hooks) == num_before
 
 
-def test_two_values_come_for_each_of_a_parameter_that_no_optimizer_has():
+def test_two_values_are_pending_for_each_of_a_parameter_without_an_optimizer():
     known, unknown = make()
     trained = TrainableParameters([known, unknown])
     assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
@@ -105,7 +105,7 @@ def test_two_values_come_for_each_of_a_parameter_that_no_optimizer_has():
     assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
 
 
-def test_a_state_that_a_checkpoint_brings_does_not_come_again():
+def test_state_loaded_from_a_checkpoint_is_not_pending():
     parameters = make()
     first = optim.Adam(parameters)
     take_step(first, parameters)
