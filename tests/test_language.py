@@ -31,7 +31,7 @@ SOURCES = {
     "tests": ("*.py", "*.h", "*.cpp"),
     "benchmarks": ("*.py",),
 }
-MOST_HITS = {"tests": 19, "benchmarks": 2}  # none elsewhere; may only be lowered
+MOST_HITS = {"tests": 2, "benchmarks": 2}  # none elsewhere; may only be lowered
 QUESTION = re.compile(r"(?:who|whom|whose|what|which|when|where|why|how|does|do|is|are|can|may|shall|must)\b", re.I)
 
 

@@ -121,13 +121,13 @@ def changed(file, change):
 
 
 @given(pinned_plans())
-def test_what_is_read_is_what_was_written(plans):
+def test_written_plans_are_read_back(plans):
     assert PinnedPlans.from_json(plans.to_json()) == plans
 
 
 @pytest.mark.slow
 @given(pinned_plans(), st.data())
-def test_a_damaged_file_is_refused_or_still_keeps_every_rule(plans, data):
+def test_a_damaged_file_is_refused_or_still_valid(plans, data):
     try:
         read = PinnedPlans.from_json(data.draw(damaged(plans.to_json())))
     except LmswapError:
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_refused_or_still_keeps_every_rule(plans, data):
 
 @pytest.mark.slow
 @given(pinned_plans())
-def test_a_decision_stands_on_a_line_of_its_own(plans):
+def test_each_decision_is_one_line(plans):
     lines = [line.strip() for line in plans.to_json().splitlines()]
     decisions = json.loads(plans.to_json())["steps"][0]["decisions"]
     assert all(
@@ -146,7 +146,7 @@ def test_a_decision_stands_on_a_line_of_its_own(plans):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_pinned_model_has_plain_bits_and_plans_nothing(name, tmp_path, monkeypatch):
+def test_a_model_with_a_plan_file_is_bitwise_equal_and_plans_nothing(name, tmp_path, monkeypatch):
     make, batch, options = MODELS[name]
     file = tmp_path / "step.json"
     expected, _ = train(make, batch)
@@ -165,7 +165,7 @@ def test_a_pinned_model_has_plain_bits_and_plans_nothing(name, tmp_path, monkeyp
     assert report.budget_bytes == 4 * 2**30
 
 
-def test_a_pinned_plan_stays_when_the_first_steps_take_another_time_than_predicted(file):
+def test_a_plan_file_stays_active_despite_wrong_predictions(file):
     changed(file, lambda step: step["costs"].update(seconds=[9.0] * len(step["costs"]["seconds"]), source="wrong"))
     data = json.loads(file.read_text())
     data["steps"][0]["plan"]["certificate"] = None  # it proves nothing by such costs
@@ -259,7 +259,7 @@ def test_a_budget_that_the_process_has_outgrown_is_refused(file):
         (lambda step: step["decisions"].pop(), "its decisions say nothing"),
     ],
 )
-def test_a_plan_that_was_tampered_with_is_refused(file, change, said):
+def test_a_modified_plan_is_refused(file, change, said):
     with pytest.raises(PlanMismatch, match=said):
         lmswap.enable(CASES["resnet"].make(), plan=changed(file, change))
 
@@ -304,7 +304,7 @@ def paced(tmp_path):
     return file
 
 
-def test_a_plan_file_that_names_the_file_of_a_shared_link_is_refused_and_touches_no_file(paced, tmp_path):
+def test_a_plan_file_that_names_a_shared_links_file_is_refused_and_touches_no_file(paced, tmp_path):
     data = json.loads(paced.read_text())
     planted, empty = tmp_path / "planted", tmp_path / "empty"
     empty.touch()
@@ -316,7 +316,7 @@ def test_a_plan_file_that_names_the_file_of_a_shared_link_is_refused_and_touches
     assert not planted.exists() and empty.read_bytes() == b""
 
 
-def test_a_plan_of_a_shared_link_is_saved_without_the_file_and_followed_with_the_one_that_is_given(paced, tmp_path):
+def test_a_plan_of_a_shared_link_is_saved_without_its_file_and_uses_the_given_one(paced, tmp_path):
     assert json.loads(paced.read_text())["options"]["link"]["shared_file"] is None
     bus = tmp_path / "another bus"
     _, alone = train(*MODELS["resnet"][:2], num_steps=2, plan=paced)

@@ -62,7 +62,7 @@ def refuse(*_, **__):
     raise AssertionError("this start had nothing left to do")
 
 
-def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(monkeypatch):
+def test_the_second_start_neither_times_ops_nor_plans_and_is_bitwise_equal(monkeypatch):
     train(policy="none")  # a process finds 30 to 45 MiB more in use at its first trace, which imports much of torch
     expected, first = train()
     assert first.plan_origin.startswith("made in")
@@ -86,12 +86,12 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
         pytest.param({"budget": "1GiB"}, marks=pytest.mark.slow),
     ],
 )
-def test_other_options_are_planned_for_themselves(changed):
+def test_other_options_have_their_own_plans(changed):
     train()
     assert train(**changed)[1].plan_origin.startswith("made in")
 
 
-def test_other_shapes_are_planned_for_themselves():
+def test_other_shapes_have_their_own_plans():
     train()
     other = Case(CASE.make, lambda: torch.randn(2, 3, 64, 64))
     assert train(other)[1].plan_origin.startswith("made in")
@@ -132,7 +132,7 @@ def test_damaged_cached_plan_is_replaced(damage, caplog):
     assert train()[1].plan_origin == "from cache"
 
 
-def test_without_a_cache_directory_nothing_is_remembered(monkeypatch, device, tier):
+def test_without_a_cache_directory_nothing_is_cached(monkeypatch, device, tier):
     machine = measure.describe_machine(torch.empty(0).device, tier)
     monkeypatch.setattr(measure, "_measure_machine", lambda *_: machine)
     monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
@@ -157,7 +157,7 @@ def test_prediction_that_is_off_is_replanned_once_by_measurements(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
+def test_a_kept_plan_is_predicted_with_measured_costs(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 1e6)
     learnt = []
@@ -183,7 +183,7 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
 
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.cpu_only("no heap of lmswap's serves a GPU's memory")
-def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_for_the_next_step(monkeypatch):
+def test_planning_between_steps_uses_free_heap_memory_and_the_rest_stays_for_the_next_step(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     monkeypatch.setattr(planner, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
@@ -228,7 +228,7 @@ class Wide(nn.Module):
 WIDE = Case(Wide, lambda: torch.randn(1024, 1024))
 
 
-def test_tensors_that_others_hold_meanwhile_count_as_before_the_step():
+def test_tensors_held_by_others_meanwhile_count_as_before_the_step():
     torch.manual_seed(0)
     model = lmswap.enable(WIDE.make(), policy="swap_all", min_swap_bytes=SMALL)
     held = []
@@ -249,7 +249,7 @@ def test_an_evaluation_before_training_leaves_the_reserve_for_the_optimizer(devi
     lmswap.disable(model)
 
 
-def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_before_the_first_step(tier):
+def test_the_host_budget_limits_swapped_bytes_and_is_reported_before_the_first_step(tier):
     _, unlimited = train()
     assert unlimited.tier_planned_bytes > 2**19
     with pytest.raises(LmswapError, match=f"tier '{tier}'"):
@@ -291,7 +291,7 @@ grows = pytest.mark.cpu_only("a budget on a GPU counts what torch allocates, not
 
 
 @grows
-def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monkeypatch):
+def test_replanning_counts_growth_of_the_process_outside_of_tensors(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     nbytes = 128 * 2**20
     planned, again = reports_of_growth(nbytes, monkeypatch, min_swap_bytes=SMALL)
@@ -301,7 +301,7 @@ def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monk
 
 @grows
 @pytest.mark.parametrize("after_step", [1, 4])  # 4: the first by a replanned one
-def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_then_on(after_step, monkeypatch):
+def test_growth_within_the_margin_is_part_of_later_predictions(after_step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     nbytes = 32 * 2**20
     planned, steady = reports_of_growth(nbytes, monkeypatch, after_step=after_step, policy="none")
@@ -329,7 +329,7 @@ class FakeMemory:
         (10, 5, 64, 0, (10, 64)),  # the optimizer has not come yet
     ],
 )
-def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, margin, small, expected):
+def test_growth_is_taken_from_the_margin_first(base, reserve, margin, small, expected):
     budget = BudgetTracker(Options.parse("1GiB"), "cpu", FakeMemory(), TrainableParameters([]), notes=Notes("Net"))
     planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
     grown = planned.with_growth(budget.in_use_bytes(small * 2**20))
@@ -341,7 +341,7 @@ def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, mar
 @pytest.mark.parametrize(
     ("device", "num_ops", "margin"), [("cpu", 0, 24), ("cpu", 128, 29), ("cpu", 4096, 184), ("cuda", 4096, 32)]
 )
-def test_code_has_a_part_in_the_margin_where_it_takes_the_devices_memory(device, num_ops, margin):
+def test_code_is_part_of_the_margin_if_it_takes_device_memory(device, num_ops, margin):
     views = [f"v{n} 0: a{n} ->" for n in range(num_ops)]  # ops that make nothing count for nothing
     step = build("\n".join(["forward", *(f"f{n} 1: x -> a{n}" for n in range(num_ops)), *views]))
     budget = BudgetTracker(Options.parse("1GiB"), device, FakeMemory(), TrainableParameters([]), notes=Notes("Net"))
@@ -358,7 +358,7 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which reads the real process
 @pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
+def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
@@ -401,7 +401,7 @@ def test_replanning_releases_the_memory_of_the_old_plan(monkeypatch):
     assert held[-1] < held[0] - 4 * 2**20  # 36 and 43 MiB, with the batch and what the loss makes
 
 
-def test_a_budget_of_auto_says_what_it_is():
+def test_a_budget_of_auto_is_reported_in_bytes():
     (note,) = [note for note in train(budget="auto")[1].notes if note.startswith("budget 'auto' is ")]
     assert note.endswith("less 10% for others")
 
@@ -412,7 +412,7 @@ def hasty_auto(problem, *, effort=1):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"compiler": "eager"}, {"policy": "recompute"}], ids=str)
-def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
+def test_measured_and_predicted_times_are_compared_op_by_op(options, monkeypatch):
     given = []
     monkeypatch.setattr(replan, "calibrate", lambda *a, **k: given.append((a, k)) or calibrate.calibrate(*a, **k))
     if "policy" in options:
@@ -431,7 +431,7 @@ def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.cpu_only("its budget leaves a MiB, and a GPU's allocator reserves by 20")
-def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_steps(monkeypatch):
+def test_a_plan_not_proven_optimal_is_searched_again_after_the_first_steps(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     expected, unplanned = train(LARGE, policy="none", num_steps=6)
     # Over so slow a link a plan that swaps all is far from the best.

@@ -77,7 +77,7 @@ def keeping(kept, mib):
     return lambda: kept.append(torch.ones(mib * 2**18))
 
 
-def test_growth_that_has_room_is_part_of_each_prediction_from_then_on(unplanned):
+def test_growth_that_fits_is_part_of_later_predictions(unplanned):
     kept = []
     bits, reports = grown("4GiB", keeping(kept, 20), in_steps=(5, 6, 7))
     assert equal_bits(bits, unplanned[0])
@@ -106,7 +106,7 @@ def test_growth_that_has_no_room_is_planned_for_each_time_until_no_plan_fits_whi
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of the steps that show it
-def test_growth_beside_tensors_is_planned_for_when_a_peak_shows_it(unplanned, resident):
+def test_growth_outside_of_tensors_is_replanned_for_when_a_peak_shows_it(unplanned, resident):
     def grow():
         resident.other_bytes += 30 * MIB
 
@@ -118,7 +118,7 @@ def test_growth_beside_tensors_is_planned_for_when_a_peak_shows_it(unplanned, re
     assert reports[-1].measured_peak_bytes <= budget
 
 
-def test_growth_that_comes_in_each_step_is_planned_for_ahead(unplanned):
+def test_growth_in_each_step_is_planned_for_in_advance(unplanned):
     kept, budget = [], tight_budget(unplanned[1], 0.95)
     _, reports = grown(budget, keeping(kept, 9), in_steps=range(5, 10), num_steps=10)
     notes = [note for note in reports[-1].plan_notes if note.startswith("replanned") and "are held" in note]

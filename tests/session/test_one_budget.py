@@ -76,7 +76,7 @@ def is_enabled(case, budget_bytes):
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which reads the real process
 @pytest.mark.parametrize("name", CASES)
-def test_a_budget_that_one_accepts_the_other_accepts(name):
+def test_enable_and_the_command_accept_the_same_budgets(name):
     program, least_bytes = captured(CASES[name])
     least = [
         budget for budget in range(least_bytes - 8 * MIB, least_bytes + 8 * MIB, MIB) if is_planned(program, budget)
@@ -86,7 +86,7 @@ def test_a_budget_that_one_accepts_the_other_accepts(name):
     assert not is_enabled(CASES[name], min(least[0], least_bytes) - 2 * MIB)
 
 
-def test_the_command_says_what_its_budget_counts(tmp_path, capsys):
+def test_the_command_states_what_its_budget_counts(tmp_path, capsys):
     program, least_bytes = captured(CASES["norms"])
     (tmp_path / "machine.json").write_text(MACHINE.to_json())
     (tmp_path / "program.json").write_text(program.to_json())
@@ -101,7 +101,7 @@ def test_the_command_says_what_its_budget_counts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("budget", "unit"), [("0.02GiB", "GiB"), ("20MB", "MB"), (20 * MIB, "MiB")])
-def test_a_refusal_itemizes_what_the_least_budget_counts_in_the_unit_that_was_given(budget, unit):
+def test_a_refusal_itemizes_the_least_budget_in_the_given_unit(budget, unit):
     with pytest.raises(PlanInfeasible) as refused:
         train(CASES["norms"], budget=budget, policy="none")
     error, text = refused.value, str(refused.value)
@@ -111,13 +111,13 @@ def test_a_refusal_itemizes_what_the_least_budget_counts_in_the_unit_that_was_gi
     assert (" MiB" in text) == (unit == "MiB")
 
 
-def test_a_refused_share_says_which_would_do(monkeypatch):
+def test_a_refused_share_states_which_would_suffice(monkeypatch):
     monkeypatch.setattr(memory.CpuMemory, "free_bytes", lambda _: 0)
     with pytest.raises(PlanInfeasible, match=r"into 2% \(.* MiB\): it needs at least [0-9.]+% \([0-9.]+ MiB\) = "):
         train(CASES["norms"], budget="2%", policy="auto")
 
 
-def test_a_refusal_names_the_policy_that_would_do():
+def test_a_refusal_names_a_policy_that_would_suffice():
     _, least_bytes = captured(CASES["norms"])
     with pytest.raises(PlanInfeasible, match="policy='auto', which fits"):
         train(CASES["norms"], budget=least_bytes + 2 * MIB, policy="none")

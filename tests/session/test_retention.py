@@ -109,7 +109,7 @@ def test_unexpected_retention_restores_the_largest_assumption_once():
     assert not retention.assume_most()
 
 
-def test_no_parameter_is_kept_alive():
+def test_parameters_are_not_kept_alive():
     trained = TrainableParameters([nn.Parameter(torch.ones(3))])
     gc.collect()
     assert not trained.have_gradients()
