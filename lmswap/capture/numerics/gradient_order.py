@@ -23,7 +23,7 @@ from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
 from lmswap.capture.numerics.gradient_gate import End, insert_gate, skip_gate
-from lmswap.torch_compat.autograd import has_gradient_hooks, sequence_number
+from lmswap.torch_compat.autograd import gradient_hooks, sequence_number
 
 
 def is_distributed() -> bool:
@@ -109,7 +109,10 @@ def _trains(value: Any) -> bool:
 
 def _any_has_hooks(values: Sequence[Any]) -> bool:
     """Return whether hooks get the gradient of one of them, before or after accumulation."""
-    return any(isinstance(value, Tensor) and has_gradient_hooks(value) for value in values)
+    for value in values:  # noqa: SIM110 - a generator would execute more instructions in each step
+        if isinstance(value, Tensor) and any(gradient_hooks(value)):
+            return True
+    return False
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
