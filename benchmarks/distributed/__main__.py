@@ -1,8 +1,8 @@
 """Runs the multi-GPU rows of the case studies here: ``python -m benchmarks.distributed RECIPE``.
 
 It starts torchrun for each number of ranks, plainly and under a budget, prints a table beside the published one, and
-writes both table and figures. ``--from FILES`` only makes one table of stored results, measured or predicted; the recipe ``predict`` runs nothing and
-predicts a captured program.
+writes both table and figures. ``--from FILES`` only makes one table of stored results, measured or predicted. The
+recipe ``predict`` trains nothing: it predicts the step of several ranks from a captured program.
 """
 
 from __future__ import annotations
