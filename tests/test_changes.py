@@ -228,11 +228,11 @@ def test_an_encoder_without_gradients_equals_plain_torch():
     lmswap.disable(model)
 
 
-def with_another_number_in_each(model):
+def with_another_integer_in_each(model):
     """The losses of nine steps."""
     losses, data = [], torch.randn(64, 8, 32)
     for step in range(9):
-        model.scale = 1 - step / 100
+        model.scale = 1 + step
         torch.manual_seed(step)
         loss = model(data).square().mean()
         loss.backward()
@@ -240,18 +240,18 @@ def with_another_number_in_each(model):
     return losses
 
 
-def test_a_number_that_changes_in_each_step_is_reported_and_training_continues_by_hooks(monkeypatch):
+def test_an_integer_that_changes_in_each_step_is_reported_and_training_continues_by_hooks(monkeypatch):
     torch.compiler.reset()
     for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.dispatch.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)
     monkeypatch.setitem(TRACING, "recompile_limit", 6)
     torch.manual_seed(0)
-    expected = with_another_number_in_each(Attention())
+    expected = with_another_integer_in_each(Attention())
     torch.manual_seed(0)
     model = swapping(Attention(), "fx")
     message = r"5 times .* same shapes; the last trace was needed since '.*scale == .*a tensor"
     with pytest.warns(ManyTraces, match=message):
-        assert with_another_number_in_each(model) == expected
+        assert with_another_integer_in_each(model) == expected
     assert any("it was traced 6 times" in note for note in lmswap.report(model).notes)
     lmswap.disable(model)
 
