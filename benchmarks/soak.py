@@ -36,10 +36,10 @@ from benchmarks.unet3d import study
 from benchmarks.unet3d.ending import run_to_end
 from benchmarks.unet3d.files import write_text
 from lmswap.errors import LmswapError
-from lmswap.execute import _C
-from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.measure import describe_machine
 from lmswap.reporting.text import print_result
+from lmswap.runtime import _C
+from lmswap.runtime.engine import SwapEngine
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,4 +1,4 @@
-// The Python module lmswap.execute._C; the only file that uses Python. Documented in lmswap/execute/_C.pyi.
+// The Python module lmswap.runtime._C; the only file that uses Python. Documented in lmswap/runtime/_C.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -2,6 +2,6 @@
 
 import sys
 
-from lmswap.cli import main
+from lmswap.cli.entry import main
 
 sys.exit(main())

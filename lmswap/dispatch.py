@@ -31,10 +31,10 @@ from lmswap.capture.recompiles import (
 )
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
-from lmswap.execute.step_record import SegmentKey
 from lmswap.frames import shortened
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.progress import reported
+from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks, disabled_by
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of

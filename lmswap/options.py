@@ -12,7 +12,7 @@ from typing import Any
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import AUTO, SHARE, parse_budget, parse_bytes, parse_share, unit_of
 from lmswap.ir.emulation import EmulatedLink
-from lmswap.plan import check_policy
+from lmswap.planner import check_policy
 
 TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")

@@ -16,7 +16,7 @@ from torch import nn
 
 import lmswap
 from benchmarks.distributed import resnet50
-from lmswap.execute import _C
+from lmswap.runtime import _C
 from lmswap.session import engine_setup
 
 DYING_STEP = 4  # of 6; the last checkpoint is after step 3

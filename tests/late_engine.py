@@ -30,7 +30,7 @@ class Breakage:
 
 
 class LateEngine:
-    """Stands in for `lmswap.execute._C.Engine`, of which it has what `SwapEngine` and `Session` call."""
+    """Stands in for `lmswap.runtime._C.Engine`, of which it has what `SwapEngine` and `Session` call."""
 
     def __init__(self, breakage: Breakage) -> None:
         self._broken = breakage

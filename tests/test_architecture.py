@@ -30,7 +30,7 @@ def test_no_module_needs_itself_to_be_imported():
 @pytest.mark.parametrize(
     "module",
     [
-        *("lmswap", "lmswap.ir", "lmswap.analyze", "lmswap.plan", "lmswap.reporting", "lmswap.cli"),
+        *("lmswap", "lmswap.ir", "lmswap.analyze", "lmswap.planner", "lmswap.reporting", "lmswap.cli.entry"),
         *("lmswap.profiling.readers", "lmswap.profiling.profile"),
     ],
 )

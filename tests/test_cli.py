@@ -12,14 +12,14 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.unet3d import __main__ as unet3d
-from lmswap import cli
-from lmswap.commands.doctor import doctor_text
-from lmswap.commands.plan import plan_figures, plan_text
+from lmswap.cli import entry
+from lmswap.cli.doctor import doctor_text
+from lmswap.cli.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.survey import survey
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.plan import Recompute
-from lmswap.plan import POLICIES
+from lmswap.planner import POLICIES
 from tests.ir.build import build
 from tests.reporting.small_step import MIB, PLAN, PROGRAM
 from tests.terminal_width import too_wide
@@ -48,7 +48,7 @@ def files(tmp_path):
 
 
 def plan(files, *arguments):
-    return cli.main(["plan", str(files / "program.json"), "--machine", str(files / "machine.json"), *arguments])
+    return entry.main(["plan", str(files / "program.json"), "--machine", str(files / "machine.json"), *arguments])
 
 
 def test_the_version_is_that_of_the_package():
@@ -68,7 +68,7 @@ def unit_machine(monkeypatch):
 
 @pytest.mark.usefixtures("unit_machine")
 def test_doctor_describes_this_machine(tmp_path, capsys):
-    assert cli.main(["doctor", "--disk-directory", str(tmp_path)]) == 0
+    assert entry.main(["doctor", "--disk-directory", str(tmp_path)]) == 0
     done = capsys.readouterr()
     assert done.err == ""
     for line in (
@@ -99,7 +99,7 @@ def test_doctor_warns_of_zfs_as_the_disk_tiers_filesystem(tmp_path):
 
 @pytest.mark.usefixtures("unit_machine")
 def test_doctor_as_json_holds_what_the_text_shows(tmp_path, capsys):
-    assert cli.main(["doctor", "--json", "--disk-directory", str(tmp_path)]) == 0
+    assert entry.main(["doctor", "--json", "--disk-directory", str(tmp_path)]) == 0
     done = capsys.readouterr()
     assert done.err == ""
     data = json.loads(done.out)
@@ -111,7 +111,7 @@ def test_doctor_as_json_holds_what_the_text_shows(tmp_path, capsys):
 
 @pytest.mark.usefixtures("unit_machine")
 def test_doctor_without_a_disk_states_the_reason_and_the_remaining_tiers(tmp_path, capsys):
-    assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 0
+    assert entry.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "disk tier NOT AVAILABLE: no directory for swap files" in text
     assert (
@@ -122,7 +122,7 @@ def test_doctor_without_a_disk_states_the_reason_and_the_remaining_tiers(tmp_pat
 @pytest.mark.usefixtures("unit_machine")
 def test_doctor_without_a_tier_fails_with_the_reason(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lmswap.hardware.survey.tiers_to_try", lambda device: ("disk",))
-    assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 2
+    assert entry.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 2
     assert "lmswap.enable will refuse" in capsys.readouterr().out
 
 
@@ -161,7 +161,7 @@ def test_a_plan_names_the_ten_largest_buffers_without_all_buffers(tmp_path, caps
     command = ["plan", str(tmp_path / "long.json"), "--budget", "64MiB", "--machine", str(tmp_path / "machine.json")]
     shown = {}
     for more in ([], ["--all-buffers"]):
-        assert cli.main([*command, *more]) == 0
+        assert entry.main([*command, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
         shown[bool(more)] = sum(line.startswith("1.00 MiB  keep") for line in lines)
     assert shown == {False: 10, True: 12}
@@ -192,7 +192,7 @@ def test_a_compressed_program_is_planned_alike(files, capsys):
     arguments = ["--machine", str(files / "machine.json"), "--budget", "8MiB", "--policy", "none", "--json"]
     found = []
     for name in ("program.json", "program.json.gz"):
-        assert cli.main(["plan", str(files / name), *arguments]) == 0
+        assert entry.main(["plan", str(files / name), *arguments]) == 0
         found.append({**json.loads(capsys.readouterr().out), "planning_seconds": 0})
     assert found[0] == found[1]
 
@@ -204,7 +204,7 @@ def test_a_compressed_program_is_planned_alike(files, capsys):
 )
 def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
     (tmp_path / "x.json.gz").write_bytes(content)
-    assert cli.main(["plan", str(tmp_path / "x.json.gz"), "--budget", "1GiB"]) == 2
+    assert entry.main(["plan", str(tmp_path / "x.json.gz"), "--budget", "1GiB"]) == 2
     assert capsys.readouterr().err.startswith(f"lmswap: cannot read '{tmp_path / 'x.json.gz'}'")
 
 
@@ -238,13 +238,13 @@ def test_bad_input_is_one_line_and_exit_code_2(files, capsys, change, sentence):
 
 
 def test_a_file_that_holds_no_program_is_named(capsys):
-    assert cli.main(["plan", __file__, "--budget", "1GiB"]) == 2
+    assert entry.main(["plan", __file__, "--budget", "1GiB"]) == 2
     assert capsys.readouterr().err.startswith(f"lmswap: cannot read '{__file__}': not a program file: ")
 
 
 def test_the_help_of_plan_names_every_policy(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["plan", "--help"])
+        entry.main(["plan", "--help"])
     told = capsys.readouterr().out.partition("  --policy")[2].partition("  --effort")[0]
     assert set(POLICIES) <= set(re.findall(r"\w+", told))
 
@@ -260,7 +260,7 @@ def test_ctrl_c_is_one_line_and_the_exit_code_of_its_signal(files, monkeypatch, 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lmswap.plan.make_plan", interrupt)
+    monkeypatch.setattr("lmswap.planner.make_plan", interrupt)
     assert plan(files, "--budget", "8MiB") == 130
     assert capsys.readouterr().err == "lmswap: interrupted\n"
 
@@ -276,7 +276,7 @@ def commands_of(parser, name):
 
 def test_the_example_in_each_help_is_one_that_the_command_takes():
     benchmark = "python -m benchmarks.unet3d"
-    found = {**dict(commands_of(cli.make_parser(), "lmswap")), **dict(commands_of(unet3d.make_parser(), benchmark))}
+    found = {**dict(commands_of(entry.make_parser(), "lmswap")), **dict(commands_of(unet3d.make_parser(), benchmark))}
     del found["lmswap bench"]  # only names the command that took its place
     assert len(found) > 8
     for name, parser in found.items():
@@ -288,12 +288,12 @@ def test_the_example_in_each_help_is_one_that_the_command_takes():
             assert unet3d.make_parser().parse_args(words[3:]).run
         else:
             own = words.index("--") if "--" in words else len(words)
-            assert cli.make_parser().parse_args(words[1:own]).run
+            assert entry.make_parser().parse_args(words[1:own]).run
 
 
 def test_a_shell_completes_commands_by_what_is_written_for_it():
     written = subprocess.run(
-        [sys.executable, "-m", "shtab", "--shell=bash", "lmswap.cli.make_parser"], capture_output=True, text=True
+        [sys.executable, "-m", "shtab", "--shell=bash", "lmswap.cli.entry.make_parser"], capture_output=True, text=True
     )
     script = f"{written.stdout}\nCOMP_WORDS=(lmswap d); COMP_CWORD=1; _shtab_lmswap; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
@@ -304,7 +304,7 @@ def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
     def fail(*_, **__):
         raise PlanInfeasible(budget_bytes=MIB, needed_bytes=2 * MIB, where="op 3\nconv", policy="none")
 
-    monkeypatch.setattr("lmswap.plan.make_plan", fail)
+    monkeypatch.setattr("lmswap.planner.make_plan", fail)
     assert issubclass(PlanInfeasible, LmswapError)
     assert plan(files, "--budget", "8MiB") == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -312,14 +312,14 @@ def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
 
 def test_ranks_name_the_command_that_took_their_place_with_the_same_arguments(capsys):
     line = "program.json --budget 40% --ranks 16 --network ac922 --json"
-    assert cli.main(["plan", *line.split()]) == 2
+    assert entry.main(["plan", *line.split()]) == 2
     shown = capsys.readouterr()
     assert f"python -m benchmarks.distributed predict {line}\n" in shown.err
     assert not shown.out and shown.err.count("\n") == 1
 
 
 def test_bench_names_the_command_that_took_its_place_with_the_same_arguments(capsys):
-    assert cli.main(["bench", "unet3d", "compare", "--sizes", "144", "--data", "my scans", "--help"]) == 2
+    assert entry.main(["bench", "unet3d", "compare", "--sizes", "144", "--data", "my scans", "--help"]) == 2
     shown = capsys.readouterr()
     assert "python -m benchmarks.unet3d compare --sizes 144 --data 'my scans' --help\n" in shown.err
     assert not shown.out and shown.err.count("\n") == 1
@@ -335,14 +335,14 @@ def test_bench_names_the_command_that_took_its_place_with_the_same_arguments(cap
 def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path, capsys, line, said):
     (tmp_path / "train.py").write_text("")
     places = tmp_path, tmp_path / "train.py"
-    assert cli.main(line.format(*places).split()) == 2
+    assert entry.main(line.format(*places).split()) == 2
     assert capsys.readouterr().err == said.format(*places) + "\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["cure"], ["bench"], ["bench", "resnet"], ["plan", "x.json"]])
 def test_unknown_commands_and_missing_arguments_show_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        entry.main(arguments)
     assert caught.value.code == 2
     assert "usage: lmswap" in capsys.readouterr().err
 

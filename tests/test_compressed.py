@@ -11,7 +11,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import BudgetExceeded, TierError
-from lmswap.execute import _C
+from lmswap.runtime import _C
 from tests.cases import cases
 from tests.models import CASES, LARGE, Case, quick_of, tight_budget
 from tests.training import loss_and_gradients, same_bits

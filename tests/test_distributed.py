@@ -29,10 +29,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 import lmswap
 from lmswap import api
 from lmswap.errors import BudgetExceeded, RankMissing
-from lmswap.execute import partial_backward
 from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from lmswap.plan import calibrate, make_plan
+from lmswap.planner import calibrate, make_plan
+from lmswap.runtime import partial_backward
 from lmswap.session import planner
 from lmswap.session.plan_store import StepPlans
 from tests.processes import end, give_back_memory, start, take_gpu, take_violations

@@ -24,8 +24,8 @@ from lmswap.errors import (
     TierError,
     TransferError,
 )
-from lmswap.execute import _C
 from lmswap.hardware.memory import _RESIDENT
+from lmswap.runtime import _C
 from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, quick_of, tight_budget
 from tests.training import loss_and_gradients, same_bits
 

@@ -19,8 +19,8 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import BytesChanged, DriverError, LmswapError, TierError, TransferError
-from lmswap.execute import _C
 from lmswap.hardware.measure import describe_machine
+from lmswap.runtime import _C
 from tests.models import CASES, INDUCTOR
 from tests.processes import limited
 from tests.training import loss_and_gradients, same_bits

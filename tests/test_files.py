@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from benchmarks.distributed import __main__ as distributed
-from lmswap import cli
+from lmswap.cli import entry
 from lmswap.errors import LmswapError
 from lmswap.files import read_text
 from lmswap.profiling.readers import read_traces
@@ -53,7 +53,7 @@ def commands(tmp_path, capsys):
 
     def command(*arguments):
         def run(path):
-            main = distributed.main if arguments[0] == "predict" else cli.main
+            main = distributed.main if arguments[0] == "predict" else entry.main
             assert main([argument or path for argument in arguments]) == 2
             return capsys.readouterr().err
 

@@ -20,11 +20,11 @@ import lmswap
 import lmswap.session
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import LmswapError
-from lmswap.execute import _C
-from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import CpuMemory
-from lmswap.plan import make_plan, simulate
-from lmswap.plan.search import plan_swap
+from lmswap.planner import make_plan, simulate
+from lmswap.planner.search import plan_swap
+from lmswap.runtime import _C
+from lmswap.runtime.engine import SwapEngine
 from lmswap.session.session import Session
 from tests.ir.build import build, unit_machine
 from tests.models import CASES, Case
@@ -286,7 +286,7 @@ def places_are_rounded_to_powers_of_two(patch: pytest.MonkeyPatch) -> None:
     def rounded(blocks, unit_bytes):
         return [replace(block, nbytes=1 << (max(block.nbytes, unit_bytes) - 1).bit_length()) for block in blocks]
 
-    patch.setattr("lmswap.plan.pack_tier._rounded", rounded)
+    patch.setattr("lmswap.planner.memory.pack_tier._rounded", rounded)
 
 
 @fails_when(places_are_rounded_to_powers_of_two)
@@ -473,7 +473,7 @@ def it_swaps_though_all_fits(patch: pytest.MonkeyPatch) -> None:
     def broken(problem):
         return plan_swap(replace(problem, budget_bytes=problem.memory.peak.nbytes - 1))
 
-    patch.setitem(lmswap.plan._POLICIES, "auto", broken)
+    patch.setitem(lmswap.planner._POLICIES, "auto", broken)
 
 
 @fails_when(it_swaps_though_all_fits)

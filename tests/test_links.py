@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lmswap import cli
-from lmswap.commands.links import emulating_tier, links_text
+from lmswap.cli import entry
+from lmswap.cli.links import emulating_tier, links_text
 from lmswap.hardware.link import HostLink
 from lmswap.hardware.link_peak import PeakRate
 from lmswap.ir.emulation import EmulatedLink
@@ -58,7 +58,7 @@ def test_a_link_is_emulated_over_the_first_tier_that_is_fast_enough_both_ways():
 @pytest.mark.slow
 def test_this_machines_tiers_are_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert cli.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0
+    assert entry.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["host_link"]["kind"], data["peak"]) == ("lmswap.links/2", "none", None)
     assert [*data["tiers"]] == ["disk", "compressed"]
@@ -74,5 +74,5 @@ def test_this_machines_tiers_are_measured(tmp_path, capsys, monkeypatch):
 def test_without_a_tier_it_fails(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("lmswap.hardware.measure.tiers_to_try", lambda device: ("disk",))
-    assert cli.main(["links", "--disk-directory", str(tmp_path / "missing")]) == 2
+    assert entry.main(["links", "--disk-directory", str(tmp_path / "missing")]) == 2
     assert "disk tier: NOT AVAILABLE: no directory for swap files" in capsys.readouterr().out

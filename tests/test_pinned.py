@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lmswap
-from lmswap import cli
 from lmswap.analyze.memory import StepMemory
+from lmswap.cli import entry
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, PlanMismatch
 from lmswap.ir.emulation import EmulatedLink
-from lmswap.plan import make_plan
-from lmswap.plan.cache import CachedPlan, PlannedMemory
+from lmswap.planner import make_plan
+from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.session import planner
 from lmswap.session.plan_file import PinnedOptions, PinnedPlans
 from tests.ir.build import build
@@ -275,9 +275,9 @@ def test_a_difference_of_plans_names_the_buffers(file, tmp_path, capsys):
     make, batch, _ = MODELS["resnet"]
     kept = tmp_path / "kept.json"
     train(make, batch, save=kept, num_steps=2, **{**OPTIONS, "policy": "none"})
-    assert cli.main(["diff", str(file), str(file)]) == 0
+    assert entry.main(["diff", str(file), str(file)]) == 0
     assert "0 of " in capsys.readouterr().out
-    assert cli.main(["diff", str(file), str(kept)]) == 1
+    assert entry.main(["diff", str(file), str(kept)]) == 1
     shown = capsys.readouterr().out
     assert not too_wide(shown)
     decisions = json.loads(file.read_text())["steps"][0]["decisions"]
@@ -287,7 +287,7 @@ def test_a_difference_of_plans_names_the_buffers(file, tmp_path, capsys):
 
 def test_steps_of_one_file_only_are_a_difference(file, tmp_path, capsys):
     train(*MODELS["two graphs"][:2], save=tmp_path / "other.json", num_steps=2, **OPTIONS)
-    assert cli.main(["diff", str(file), str(tmp_path / "other.json")]) == 1
+    assert entry.main(["diff", str(file), str(tmp_path / "other.json")]) == 1
     shown = capsys.readouterr().out
     assert not too_wide(shown)
     assert f"isonlyin{file}" in "".join(shown.split())

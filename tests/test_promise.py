@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lmswap
-from lmswap.plan import calibrate
+from lmswap.planner import calibrate
 from tests.models import Case
 from tests.test_known_failures import CHAIN, SMALL, session_of
 from tests.test_recompute import plan_at_random

@@ -16,7 +16,8 @@ import pytest
 import lmswap
 from benchmarks.programs.corpus import load_program
 from benchmarks.unet3d import __main__ as unet3d
-from lmswap import api, cli, errors
+from lmswap import api, errors
+from lmswap.cli import entry
 
 ROOT = Path(__file__).parent.parent
 PATHS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -46,7 +47,7 @@ ELSEWHERE = {
     "make conformance soak fuzz judge": "tests/benchmarks/test_judge.py",
     "make wheel": "tests/test_wheel.py",
     "pip install shtab": "pyproject.toml",
-    "shtab lmswap.cli.make_parser > ~/.local/share/bash-completion/completions/lmswap": "tests/test_cli.py",
+    "shtab lmswap.cli.entry.make_parser > ~/.local/share/bash-completion/completions/lmswap": "tests/test_cli.py",
     "pip install .": "tests/test_wheel.py",
     "pip install -e '.[bench]'": "Makefile",
     "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
@@ -206,12 +207,12 @@ def test_the_benchmark_takes_the_options_shown(command):
 
 def test_each_command_has_its_section_and_the_site_its_help(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    names = re.findall(r"^    (\w+) ", cli.make_parser().format_help(), re.MULTILINE)
+    names = re.findall(r"^    (\w+) ", entry.make_parser().format_help(), re.MULTILINE)
     shown = runpy.run_path(str(ROOT / "docs" / "tools" / "help.py"))["on_page_markdown"](PAGES["cli"])
     for name in ("", *names):
         assert not name or f"\n## lmswap {name}\n" in PAGES["cli"]
         with pytest.raises(SystemExit):
-            cli.main([*name.split(), "--help"])
+            entry.main([*name.split(), "--help"])
         assert f"```text\n{capsys.readouterr().out}```" in shown
 
 

@@ -15,7 +15,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.plan import simulate, verify
+from lmswap.planner import simulate, verify
 from tests.models import CASES, Broken, Case, quick_of
 from tests.rewrite.random_plans import random_plan
 from tests.rewrite.random_recomputes import random_recomputes, recompute_all

@@ -12,15 +12,15 @@ from torch import nn
 import lmswap
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.errors import LmswapError
-from lmswap.execute import _C
 from lmswap.hardware import measure, memory
 from lmswap.hardware.cache import cache_directory
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
-from lmswap.plan import _POLICIES, calibrate, make_plan, simulate
-from lmswap.plan.baselines import plan_swap_all
-from lmswap.plan.certify import certify
-from lmswap.plan.portfolio import plan_auto
+from lmswap.planner import _POLICIES, calibrate, make_plan, simulate
+from lmswap.planner.baselines import plan_swap_all
+from lmswap.planner.bound.certify import certify
+from lmswap.planner.portfolio import plan_auto
+from lmswap.runtime import _C
 from lmswap.session import planned_step, planner, replan, replan_triggers
 from lmswap.session.allowance import Allowance
 from lmswap.session.budget import BudgetTracker
@@ -447,7 +447,7 @@ def test_a_plan_not_proven_optimal_is_searched_again_after_the_first_steps(monke
     for path in plan_files():
         path.unlink()
     learnt, asked, bounded = [], [], []
-    monkeypatch.setattr("lmswap.plan.certify", lambda *a, **k: bounded.append(a[1]) or certify(*a, **k))
+    monkeypatch.setattr("lmswap.planner.bound.certify", lambda *a, **k: bounded.append(a[1]) or certify(*a, **k))
     monkeypatch.setattr(replan, "calibrate", lambda *a, **k: learnt.append(calibrate.calibrate(*a, **k)) or learnt[-1])
     monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)

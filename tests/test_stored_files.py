@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmswap.ir.machine import Machine
-from lmswap.plan.cache import CachedPlan
+from lmswap.planner.cache import CachedPlan
 from lmswap.session.plan_file import PinnedPlans
 
 STORED = Path(__file__).parent / "stored"

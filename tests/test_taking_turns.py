@@ -10,7 +10,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import PlanInfeasible
-from lmswap.plan import calibrate
+from lmswap.planner import calibrate
 from lmswap.session.planner import Planner
 from lmswap.session.replan_reasons import ADDS_UP
 from tests.models import CASES, Broken, Case, quick_of

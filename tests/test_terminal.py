@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from benchmarks.console import make_console
 from benchmarks.distributed import __main__ as distributed
 from benchmarks.distributed.prediction.network import PRESETS
-from lmswap import cli
 from lmswap.analyze.cost import roofline
+from lmswap.cli import entry
 from lmswap.errors import OptionError, PlanMismatch
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from lmswap.plan import make_plan
-from lmswap.plan.cache import CachedPlan, PlannedMemory
+from lmswap.planner import make_plan
+from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.text import print_result, render_text
 from lmswap.session.diagnostics import warn
 from lmswap.session.plan_file import PinnedOptions, PinnedPlans
@@ -98,7 +98,7 @@ def test_no_command_prints_a_control_character_out_of_a_file(tmp_path, capsys, w
     for key in sorted(keys_of(data)):
         files[which].write_text(json.dumps(poisoned(data, key)))
         for command in commands[which]:
-            main = distributed.main if command[0] == "predict" else cli.main
+            main = distributed.main if command[0] == "predict" else entry.main
             main(list(map(str, command)))
             done = capsys.readouterr()
             assert is_clean(done.out) and is_clean(done.err), key
@@ -110,7 +110,7 @@ def test_a_table_of_another_profiler_is_printed_without_its_control_characters(t
     text = nvprof_csv_text()
     file = tmp_path / f"table{EVIL[:9]}.csv"
     file.write_text(text.replace("conv3d", f"conv3d{EVIL[:6]}"))
-    cli.main(["profile", "--read", str(file)])
+    entry.main(["profile", "--read", str(file)])
     done = capsys.readouterr()
     assert is_clean(done.out) and is_clean(done.err) and "owned" in done.out + done.err
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import lmswap
-from lmswap import cli, options
+from lmswap import options
 from lmswap.api import sessions
-from lmswap.commands.verify import DIFFERS, NOTHING_VERIFIED
-from lmswap.execute import _C
+from lmswap.cli import entry
+from lmswap.cli.verify import DIFFERS, NOTHING_VERIFIED
+from lmswap.runtime import _C
 from lmswap.verify.bitwise import Comparator, Difference
 from lmswap.verify.summary import Result
 from tests.terminal_width import too_wide
@@ -48,7 +49,7 @@ def verify(tmp_path, capsys):
     def run(text: str, *arguments: str):
         script, written = tmp_path / "train.py", tmp_path / "verified.json"
         script.write_text(textwrap.dedent(text))
-        code = cli.main(["verify", "--json", str(written), str(script), *arguments])
+        code = entry.main(["verify", "--json", str(written), str(script), *arguments])
         printed = capsys.readouterr()
         assert not too_wide(printed.out)
         return code, printed.out + printed.err, json.loads(written.read_text())
@@ -181,7 +182,7 @@ def test_a_script_that_fails_gives_its_own_exit_code_and_what_was_checked_before
 def test_a_module_is_run_as_python_runs_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "trainer_of_tests.py").write_text(textwrap.dedent(script(end="print(sys.argv)")))
     monkeypatch.syspath_prepend(tmp_path)
-    assert cli.main(["verify", "-m", "trainer_of_tests", "--json", "x"]) == 0
+    assert entry.main(["verify", "-m", "trainer_of_tests", "--json", "x"]) == 0
     assert "trainer_of_tests.py', '--json', 'x']" in "".join(capsys.readouterr().out.split("\n"))
 
 
@@ -194,7 +195,7 @@ def test_a_module_is_run_as_python_runs_it(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_a_command_that_cannot_be_run_is_refused(arguments, part, capsys):
-    assert cli.main(["verify", *arguments]) == 2
+    assert entry.main(["verify", *arguments]) == 2
     assert part in " ".join(capsys.readouterr().err.split())
 
 

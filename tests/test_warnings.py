@@ -11,7 +11,7 @@ from torch import nn
 import lmswap
 from lmswap.call_monitor import UNCALLED
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
-from lmswap.execute.step_record import EndedStep, Peaks
+from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.plan_store import StepPlans

@@ -11,9 +11,9 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.plan import check
-from lmswap.plan.certify import certify
-from lmswap.plan.problem import Problem
+from lmswap.planner import check
+from lmswap.planner.bound.certify import certify
+from lmswap.planner.problem import Problem
 
 _BASELINES = {"checkpoint": plan_checkpoint, "memory_budget": plan_memory_budget}
 BASELINES = tuple(_BASELINES)
@@ -29,7 +29,7 @@ def plan_baseline(
     tier: str,
     min_swap_bytes: int,
 ) -> Plan:
-    """Plan one step by the method ``name`` of `BASELINES`, as `lmswap.plan.make_plan` does by a policy.
+    """Plan one step by the method ``name`` of `BASELINES`, as `lmswap.planner.make_plan` does by a policy.
 
     Returns:
         The plan with its certificate, both verified, without reasons.

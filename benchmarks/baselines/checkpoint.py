@@ -19,8 +19,8 @@ from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Op, Program, Segment
-from lmswap.plan.build_plan import build_plan
-from lmswap.plan.problem import Problem
+from lmswap.planner.build_plan import build_plan
+from lmswap.planner.problem import Problem
 
 
 def plan_checkpoint(problem: Problem) -> Plan:

@@ -21,8 +21,8 @@ from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.build_plan import build_plan
-from lmswap.plan.problem import Problem
+from lmswap.planner.build_plan import build_plan
+from lmswap.planner.problem import Problem
 
 _PARTS = 10_000  # of all bytes: what a value's size is rounded to
 _SHARES = 20  # tried, from all of the bytes down to none

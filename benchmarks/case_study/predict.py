@@ -15,7 +15,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import Program
-from lmswap.plan import make_plan, simulate
+from lmswap.planner import make_plan, simulate
 from lmswap.profiling.figures import figures_of
 
 MACHINES = ("v100_gen3", "v100_nvlink2", "h200_gen5", "gh200")

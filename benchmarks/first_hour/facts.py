@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.compact import to_json
 from benchmarks.unet3d.files import write_text
-from lmswap.execute import _C
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.launch_overhead import measure_host
+from lmswap.runtime import _C
 
 _CALLS = 1000
 _PINNED_BYTES = 2**30

@@ -14,8 +14,8 @@ import torch
 from benchmarks.unet3d.loss import weighted_dice_loss
 from benchmarks.unet3d.network import UNet3d
 from benchmarks.unet3d.recipe import make_optimizer
-from lmswap.execute import _C
 from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
+from lmswap.runtime import _C
 
 LIBRARIES = ["libc10.so", "libtorch_cpu.so"]
 

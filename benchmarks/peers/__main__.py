@@ -20,7 +20,7 @@ from benchmarks.peers.tasks import MODELS, SIZES
 from benchmarks.peers.ways import PEERS
 from benchmarks.unet3d.ending import run_to_end
 from lmswap.hardware.device import default_device
-from lmswap.plan import POLICIES
+from lmswap.planner import POLICIES
 
 RESULTS = Path(__file__).parents[1] / "results"
 PERCENTS = (90, 80, 70, 60, 50, 40, 30, 20)

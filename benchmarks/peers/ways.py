@@ -21,7 +21,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.peers.tasks import Task
-from lmswap.execute.codegen import compile_boxed
+from lmswap.runtime.codegen import compile_boxed
 
 Call = Callable[..., torch.Tensor]
 

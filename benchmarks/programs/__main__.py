@@ -22,7 +22,7 @@ from benchmarks.programs.corpus import machine_names, program_names
 from benchmarks.programs.replay import Outcome, replay
 from benchmarks.unet3d.ending import run_to_end
 from lmswap.hardware.device import describe_device
-from lmswap.plan import POLICIES
+from lmswap.planner import POLICIES
 from lmswap.reporting.text import format_seconds
 
 STORED = Path(__file__).parents[1] / "results" / "programs.json"

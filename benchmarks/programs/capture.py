@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import lower_training
 from lmswap.errors import CaptureError
-from lmswap.execute.codegen import BoxedFunction, compile_boxed
 from lmswap.ir.program import Program
+from lmswap.runtime.codegen import BoxedFunction, compile_boxed
 
 
 def capture(

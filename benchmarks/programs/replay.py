@@ -16,7 +16,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan import make_plan
+from lmswap.planner import make_plan
 
 MIN_SWAP_BYTES = 2**20
 _MANY_OPS = 10_000
@@ -68,7 +68,7 @@ def replay(
 ) -> Iterator[Outcome]:
     """Plans every program for every machine of its number type, at every budget, with every policy or baseline.
 
-    Another ``effort`` than 1 is for policy auto; see `lmswap.plan.portfolio.plan_auto`.
+    Another ``effort`` than 1 is for policy auto; see `lmswap.planner.portfolio.plan_auto`.
     """
     for program_name in programs:
         program = load_program(program_name)

@@ -18,8 +18,8 @@ from benchmarks.programs.replay import MIN_SWAP_BYTES
 from benchmarks.unet3d.files import write_text
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.plan import make_plan, simulate
-from lmswap.plan.problem import PLANNED_LINK_SHARE
+from lmswap.planner import make_plan, simulate
+from lmswap.planner.problem import PLANNED_LINK_SHARE
 
 STORED = Path(__file__).parents[1] / "results" / "programs_slack.json"
 CASES = (

@@ -1,4 +1,4 @@
-// The Python module lmswap.plan._core. The contract is lmswap/plan/_core.pyi.
+// The Python module lmswap.planner._core. The contract is lmswap/planner/_core.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -1,6 +1,6 @@
 // Schedules all copies of a schedule with marked idle stretches: positions of swaps, and seconds.
 //
-// One pass over the runs in simulated time, by the rules of lmswap/plan/simulate.py:
+// One pass over the runs in simulated time, by the rules of lmswap/planner/simulate.py:
 // - a copy out is queued when its buffer becomes idle, or after its last write where the lane is idle;
 // - memory is released where a run needs it, of finished copies first the one needed last: a copy that proves needless
 //   is cancelled; where all are unfinished, compute stalls for the one that ends first;

@@ -8,7 +8,7 @@ import re
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
-from lmswap import cli
+from lmswap.cli import entry
 
 OPTIONS = re.compile(r"^Options: `lmswap ((?:\w+ )?)--help`\.$", re.MULTILINE)
 _COLUMNS = "80"
@@ -23,5 +23,5 @@ def _help(words: list[str]) -> str:
     os.environ["COLUMNS"] = _COLUMNS  # as argparse reads it
     printed = io.StringIO()
     with redirect_stdout(printed), suppress(SystemExit):
-        cli.main([*words, "--help"])
+        entry.main([*words, "--help"])
     return printed.getvalue()

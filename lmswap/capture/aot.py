@@ -20,8 +20,8 @@ from lmswap.capture.numerics.no_decompositions import no_python_kernels
 from lmswap.capture.numerics.random_ops import functionalize_random_ops, insert_rng_reads, mark_random_saved
 from lmswap.capture.numerics.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
 from lmswap.errors import CaptureError
-from lmswap.execute.codegen import BoxedFunction
-from lmswap.execute.partial_backward import (
+from lmswap.runtime.codegen import BoxedFunction
+from lmswap.runtime.partial_backward import (
     Backward,
     PartialResults,
     Results,

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from lmswap.execute.codegen import BoxedFunction, copy_module
 from lmswap.progress import stage
+from lmswap.runtime.codegen import BoxedFunction, copy_module
 from lmswap.torch_compat.aot_autograd import FirstStage, intercepted_second_stage
 from lmswap.torch_compat.tracing import without_failure_warnings
 

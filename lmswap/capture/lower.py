@@ -19,9 +19,9 @@ from torch.utils.flop_counter import flop_registry
 
 from lmswap.capture.numerics.random_ops import is_random
 from lmswap.errors import CaptureError
-from lmswap.execute.codegen import SegmentGraph, gather_projections, is_projection, value_of
-from lmswap.execute.rng import state_of
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
+from lmswap.runtime.codegen import SegmentGraph, gather_projections, is_projection, value_of
+from lmswap.runtime.rng import state_of
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 from lmswap.torch_compat.tensors import storage_id

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from lmswap.capture.lower import source_line
-from lmswap.execute.codegen import SegmentGraph
+from lmswap.runtime.codegen import SegmentGraph
 from lmswap.verify.summary import Result
 
 _MOST_NAMED = 4

@@ -15,7 +15,7 @@ from lmswap.ir.machine import Host
 if TYPE_CHECKING:
     import torch
 
-    from lmswap.execute.engine import SwapEngine
+    from lmswap.runtime.engine import SwapEngine
 
 # Together fewer than the 1,024 entries of a CUDA queue: a full one makes the host wait for the device.
 _OPS, _TRIPS = 200, 32
@@ -32,10 +32,10 @@ def measure_host(device: torch.device, tier: str, where: str) -> Host:
     """
     import torch
 
-    from lmswap.execute import _C
-    from lmswap.execute.engine import SwapEngine
-    from lmswap.execute.tiers import open_tier
     from lmswap.hardware.memory import device_memory
+    from lmswap.runtime import _C
+    from lmswap.runtime.engine import SwapEngine
+    from lmswap.runtime.tiers import open_tier
 
     native = _C.Engine(driver="cuda", device=device.index or 0)
     engine = SwapEngine(device, native, device_memory(device), describe=lambda buffer: (str(buffer), ""))
@@ -71,7 +71,7 @@ def _run_ops(small: torch.Tensor) -> None:
 
 def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
     """Copies ``x`` out and in with the ops of graphs."""
-    from lmswap.execute import ops
+    from lmswap.runtime import ops
 
     kernels = (ops.swap_out_start, ops.swap_out_wait, ops.swap_in_start, ops.swap_in_wait, ops.view_bytes)
     out_start, out_done, in_start, in_done, view_bytes = (ops.COPIES[kernel] for kernel in kernels)

@@ -113,7 +113,7 @@ _RESIDENT = PeakTracker(peak_resident_bytes, reset_peak_resident)
 @cache
 def _live() -> PeakTracker:
     """Peaks of bytes allocated on the heap."""
-    from lmswap.execute import _C
+    from lmswap.runtime import _C
 
     return PeakTracker(lambda: _C.heap_stats().peak_live_bytes, _C.heap_reset_peak)
 
@@ -138,7 +138,7 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        from lmswap.execute.arena import unused_arena_bytes
+        from lmswap.runtime.arena import unused_arena_bytes
         from lmswap.torch_compat.caching_allocator import memory_stats
 
         self._cuda, self._stats, self._device = torch.cuda, memory_stats, device
@@ -232,7 +232,7 @@ class CpuMemory:
     _num_open = 0  # the heap is per process: installed by the first, removed by the last
 
     def __init__(self, device: torch.device) -> None:
-        from lmswap.execute import _C
+        from lmswap.runtime import _C
 
         self._heap, self._device, self._is_open = _C, device, True
         _C.heap_install(_HEAP_THRESHOLD_BYTES, _HEAP_LIBRARIES)

@@ -60,7 +60,7 @@ def free_bytes(peer: str) -> int:
     Raises:
         DriverError: the driver cannot create a context there, or failed otherwise.
     """
-    from lmswap.execute import _C
+    from lmswap.runtime import _C
 
     return _C.device_bytes(int(peer.removeprefix("cuda:")))[0]
 

@@ -20,7 +20,7 @@ from lmswap.ir.machine import Link, Rate
 if TYPE_CHECKING:
     import torch
 
-    from lmswap.execute._C import Engine, TransferRecord
+    from lmswap.runtime._C import Engine, TransferRecord
 
 # Tokens of copies out, or of what is copied in; and copies in.
 _Arrival: TypeAlias = "tuple[torch.Tensor, int]"  # token, transfer
@@ -80,8 +80,8 @@ def round_trip_seconds(device: torch.device, tier: str, where: str) -> float:
 
 @contextmanager
 def _opened(device: torch.device, tier: str, where: str, capacity_bytes: int) -> Iterator[LinkProbe]:
-    from lmswap.execute import _C
-    from lmswap.execute.tiers import open_tier
+    from lmswap.runtime import _C
+    from lmswap.runtime.tiers import open_tier
 
     engine = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
     try:

@@ -18,7 +18,8 @@ class Certificate:
     Memory while the op of a cut runs costs its price for each byte, and each lane's time costs its price in each zone.
     Compute's time costs what those two leave of 1, and more where copies slow it down. Every buffer is then kept,
     swapped and recomputed as cheaply as it can be by itself, and what the budget and the lanes offer is subtracted at
-    the same prices: a lower bound for any prices. `lmswap.plan.verify_certificate` has the formula and the proof.
+    the same prices: a lower bound for any prices. `lmswap.planner.bound.verify_certificate` has the formula and the
+    proof.
 
     ``seconds`` is infinite if what must be resident at the one cut exceeds the budget: then no plan exists.
     """

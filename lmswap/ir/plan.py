@@ -149,7 +149,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """Reads what `to_json` wrote; `lmswap.plan.verify` checks the plan itself.
+        """Reads what `to_json` wrote; `lmswap.planner.verify` checks the plan itself.
 
         Raises:
             OptionError: not JSON, of another schema, or damaged.

@@ -12,12 +12,12 @@ from functools import partial
 
 from lmswap import api
 from lmswap.errors import OptionError
-from lmswap.execute.step_record import StepRecord
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Step
 from lmswap.profiling.trace import Stall, Trace, make_timeline
+from lmswap.runtime.step_record import StepRecord
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 

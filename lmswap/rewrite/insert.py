@@ -1,6 +1,6 @@
 """Insertion of the swap ops of a plan into fx graphs.
 
-Each swap becomes up to four ops (lmswap.execute.ops)::
+Each swap becomes up to four ops (lmswap.runtime.ops)::
 
     token = swap_out_start(x)          the copy out is queued
     swap_out_wait(token, x)            compute waits for it; x has no later use, so its memory is free from here on
@@ -24,12 +24,12 @@ import torch
 from torch import fx
 
 from lmswap.errors import PlanInvalid
-from lmswap.execute import ops
-from lmswap.execute.codegen import SegmentGraph, drop_unread, is_whole
 from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule
 from lmswap.rewrite.views import users_from, view_of
+from lmswap.runtime import ops
+from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_whole
 
 
 @dataclass(frozen=True, order=True)

@@ -16,12 +16,12 @@ from typing import Any, cast
 from torch import fx
 
 from lmswap.errors import PlanInvalid
-from lmswap.execute.codegen import SegmentGraph, drop_unread, is_projection, is_whole
-from lmswap.execute.rng import recompute_random, state_of
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.rewrite.views import geometry, users_from, view_of
+from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_projection, is_whole
+from lmswap.runtime.rng import recompute_random, state_of
 
 
 def insert_recomputes(

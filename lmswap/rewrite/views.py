@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from lmswap.execute import ops
+from lmswap.runtime import ops
 
 
 def geometry(value: fx.Node) -> tuple[Any, ...]:

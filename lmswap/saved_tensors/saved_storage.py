@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from lmswap.errors import SavedTensorChanged
-from lmswap.execute import ops
+from lmswap.runtime import ops
 from lmswap.torch_compat.autograd import current_node
 from lmswap.torch_compat.tensors import storage_id, storage_use_count
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lmswap.execute import ops
-from lmswap.execute.storage import has_plain_storage
 from lmswap.hardware.memory import DeviceMemory
+from lmswap.runtime import ops
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.saved_tensors.plan_actions import Actions, PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, Recording
 from lmswap.saved_tensors.residency import Presence

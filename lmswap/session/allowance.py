@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lmswap.plan.cache import PlannedMemory
+from lmswap.planner.cache import PlannedMemory
 
 # Growth of what is in use before the step that does not cause replanning: a part of the margin.
 GROWTH_BYTES = 8 * 2**20

@@ -10,13 +10,13 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import OptionError
-from lmswap.execute.arena import Arena
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import Options
-from lmswap.plan import KEEP_WHAT_FITS
+from lmswap.planner import KEEP_WHAT_FITS
+from lmswap.runtime.arena import Arena
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held
 from lmswap.session.diagnostics import Notes
 from lmswap.session.optimizer_memory import TrainableParameters

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lmswap.errors import BudgetExceeded
-from lmswap.execute.step_record import EndedStep
 from lmswap.ir.bytesize import format_bytes
+from lmswap.runtime.step_record import EndedStep
 from lmswap.session.allowance import GROWTH_BYTES, Held
 from lmswap.session.diagnostics import warn
 from lmswap.session.planned_step import PlannedStep

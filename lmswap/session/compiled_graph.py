@@ -22,22 +22,6 @@ from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.output_names import input_names, results
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
-from lmswap.execute.arena import Script, placing
-from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
-from lmswap.execute.engine import SwapEngine
-from lmswap.execute.numerics_settings import NumericsGuard
-from lmswap.execute.output_liveness import OutputLiveness, output_positions
-from lmswap.execute.partial_backward import (
-    Backward,
-    PartialResults,
-    Results,
-    collect,
-    compile_parts,
-    insert_yield_markers,
-    single_part,
-)
-from lmswap.execute.recorder import Recorder
-from lmswap.execute.step_record import SegmentKey
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -47,6 +31,22 @@ from lmswap.options import Options
 from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
+from lmswap.runtime.arena import Script, placing
+from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
+from lmswap.runtime.engine import SwapEngine
+from lmswap.runtime.numerics_settings import NumericsGuard
+from lmswap.runtime.output_liveness import OutputLiveness, output_positions
+from lmswap.runtime.partial_backward import (
+    Backward,
+    PartialResults,
+    Results,
+    collect,
+    compile_parts,
+    insert_yield_markers,
+    single_part,
+)
+from lmswap.runtime.recorder import Recorder
+from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.plan_store import StepPlans

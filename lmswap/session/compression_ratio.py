@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lmswap.execute.tiers import MOST_RATIO
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
+from lmswap.runtime.tiers import MOST_RATIO
 
 TIER = "compressed"
 # Plans fill compressed memory to this share: tensors that a U-Net swaps took 0.87 to 0.89 of the planned bytes.

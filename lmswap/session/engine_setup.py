@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from lmswap.errors import OptionError
-from lmswap.execute import _C
-from lmswap.execute.tiers import open_tier
 from lmswap.hardware.device import default_tier
 from lmswap.hardware.local_ranks import LocalRanks, may_have_neighbours
 from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
@@ -17,6 +15,8 @@ from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
+from lmswap.runtime import _C
+from lmswap.runtime.tiers import open_tier
 from lmswap.session.plan_file import PinnedPlans
 from lmswap.torch_compat.caching_allocator import allocator_settings
 

@@ -21,8 +21,8 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Op, Program
 from lmswap.options import Options, check_names
-from lmswap.plan import check
-from lmswap.plan.cache import DAMAGE, CachedPlan
+from lmswap.planner import check
+from lmswap.planner.cache import DAMAGE, CachedPlan
 from lmswap.reporting.decisions import buffer_decisions
 
 SCHEMA = "lmswap.pinned/1"

@@ -10,7 +10,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.plan.cache import CachedPlan
+from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
 from lmswap.session.retention import Retention
 

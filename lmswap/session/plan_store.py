@@ -14,8 +14,6 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import loss_bytes, without_losses
 from lmswap.capture.merge_programs import Joined
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
-from lmswap.execute.engine import SwapEngine
-from lmswap.execute.partial_backward import part_bytes
 from lmswap.hardware.local_ranks import LocalRanks
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
@@ -25,10 +23,12 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
-from lmswap.plan import reprice, simulate
-from lmswap.plan.cache import CachedPlan, PlanCache
-from lmswap.plan.pack_arena import common_arena_bytes
+from lmswap.planner import reprice, simulate
+from lmswap.planner.cache import CachedPlan, PlanCache
+from lmswap.planner.memory.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
+from lmswap.runtime.engine import SwapEngine
+from lmswap.runtime.partial_backward import part_bytes
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes

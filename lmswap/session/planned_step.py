@@ -12,7 +12,7 @@ from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
-from lmswap.plan.cache import CachedPlan
+from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 
 # Origins of plans.

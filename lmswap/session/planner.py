@@ -8,7 +8,6 @@ from typing import Any
 
 from lmswap.capture.caller_memory import LossMeter, without_losses
 from lmswap.errors import PlanInfeasible, TierError
-from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.local_ranks import num_local_processes
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.arena_layout import ArenaLayout
@@ -16,11 +15,12 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import Options
-from lmswap.plan import make_plan, reprice
-from lmswap.plan.fit_arena import fit_arena
-from lmswap.plan.pack_arena import pack_arena
-from lmswap.plan.shrink_residency import shrink_residency
+from lmswap.planner import make_plan, reprice
+from lmswap.planner.memory.fit_arena import fit_arena
+from lmswap.planner.memory.pack_arena import pack_arena
+from lmswap.planner.memory.shrink_residency import shrink_residency
 from lmswap.progress import reported
+from lmswap.runtime.engine import SwapEngine
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.retention import Retention
 

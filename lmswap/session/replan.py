@@ -13,13 +13,13 @@ from typing import NamedTuple
 from lmswap.capture.caller_memory import loss_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import BudgetExceeded, PlanInfeasible, TierError
-from lmswap.execute.engine import SwapEngine
-from lmswap.execute.step_record import EndedStep, StepRecord
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.options import Options
-from lmswap.plan.cache import CachedPlan
-from lmswap.plan.calibrate import Calibration, calibrate
+from lmswap.planner.cache import CachedPlan
+from lmswap.planner.calibrate import Calibration, calibrate
+from lmswap.runtime.engine import SwapEngine
+from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes, warn

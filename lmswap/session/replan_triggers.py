@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import BufferKind
-from lmswap.plan import simulate
-from lmswap.plan.calibrate import Calibration, OpTime, host_as_measured
+from lmswap.planner import simulate
+from lmswap.planner.calibrate import Calibration, OpTime, host_as_measured
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.plan_request import PlanRequest

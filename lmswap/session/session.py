@@ -28,11 +28,6 @@ from lmswap.capture.numerics.double_backward import watch_gradients
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
-from lmswap.execute.arena import Arena
-from lmswap.execute.engine import SwapEngine
-from lmswap.execute.partial_backward import ActiveBackwards, PartialResults, Results
-from lmswap.execute.step_record import EndedStep, SegmentKey
-from lmswap.execute.streams import MULTIPLE_STREAMS
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -40,8 +35,13 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
-from lmswap.plan.cache import CachedPlan
+from lmswap.planner.cache import CachedPlan
 from lmswap.progress import reported, stage
+from lmswap.runtime.arena import Arena
+from lmswap.runtime.engine import SwapEngine
+from lmswap.runtime.partial_backward import ActiveBackwards, PartialResults, Results
+from lmswap.runtime.step_record import EndedStep, SegmentKey
+from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor

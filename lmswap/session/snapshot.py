@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.execute.step_record import StepRecord
 from lmswap.ir.timeline import Timeline
 from lmswap.reporting import Report, make_report
 from lmswap.reporting.step import StepFigures
+from lmswap.runtime.step_record import StepRecord
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 

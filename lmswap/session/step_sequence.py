@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from lmswap.execute.recorder import Recorder
-from lmswap.execute.step_record import EndedStep, SegmentKey
+from lmswap.runtime.recorder import Recorder
+from lmswap.runtime.step_record import EndedStep, SegmentKey
 from lmswap.session.diagnostics import Notes
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep

@@ -6,8 +6,8 @@ CPU all of that counts against the budget.
 
 from __future__ import annotations
 
-from lmswap.execute.recorder import Recorder
 from lmswap.hardware.memory import DeviceMemory
+from lmswap.runtime.recorder import Recorder
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs
 from lmswap.session.plan_store import StepPlans
 

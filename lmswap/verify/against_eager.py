@@ -22,10 +22,10 @@ import torch
 from torch import fx
 
 from lmswap.errors import PlainTorchDiffers
-from lmswap.execute.codegen import captured_node
-from lmswap.execute.recorder import Recorder
-from lmswap.execute.rng import restored_rng_states, set_rng_states
-from lmswap.execute.storage import has_plain_storage
+from lmswap.runtime.codegen import captured_node
+from lmswap.runtime.recorder import Recorder
+from lmswap.runtime.rng import restored_rng_states, set_rng_states
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
 from lmswap.torch_compat.tensors import storage_id, version_of
 from lmswap.verify.bitwise import Comparator, effect_results, effects

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from lmswap.errors import ResultDiffers
-from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed
-from lmswap.execute.recorder import Recorder
-from lmswap.execute.rng import restored_rng_states, set_rng_states
-from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import Op, Program
+from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, compile_boxed
+from lmswap.runtime.recorder import Recorder
+from lmswap.runtime.rng import restored_rng_states, set_rng_states
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.verify.bitwise import Comparator, effect_results, effects
 from lmswap.verify.summary import Result, Verified
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lmswap.execute.rng import rng_states
+from lmswap.runtime.rng import rng_states
 from lmswap.verify.summary import Result, Verified
 
 _COMPARED_BYTES = 2**24  # compared at once: a comparison takes as much memory

@@ -11,7 +11,7 @@ from dataclasses import asdict
 import torch
 
 from lmswap.errors import ResultDiffers
-from lmswap.execute.recorder import Recorder
+from lmswap.runtime.recorder import Recorder
 from lmswap.verify.bitwise import difference
 from lmswap.verify.summary import Verified
 

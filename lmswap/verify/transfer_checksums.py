@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from lmswap.errors import BytesChanged, TransferError
-from lmswap.execute import _C
-from lmswap.execute.engine import Describe
+from lmswap.runtime import _C
+from lmswap.runtime.engine import Describe
 from lmswap.verify.summary import Verified
 
 POISON = 0xFF

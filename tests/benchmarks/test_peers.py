@@ -19,7 +19,7 @@ from benchmarks.peers.results import Results, describe_origin, read_results
 from benchmarks.peers.run import Choice
 from benchmarks.peers.ways import PEERS
 from lmswap.hardware.host_memory import HostMemory
-from lmswap.plan import POLICIES
+from lmswap.planner import POLICIES
 
 CELL = Cell("gpt", "small", "cpu", REFERENCE, None, None)
 BITS = ({"loss": "a", "x": "b"}, {"loss": "c", "x": "d"})

@@ -15,13 +15,13 @@ from benchmarks.programs.recipes import RECIPES
 from benchmarks.programs.replay import replay
 from benchmarks.programs.slack import measure
 from benchmarks.unet3d.network import NORM_EPS, UNet3d
-from lmswap import cli
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
+from lmswap.cli import entry
 from lmswap.errors import CaptureError
 from lmswap.ir.program import BufferKind
-from lmswap.plan import POLICIES
-from lmswap.plan.problem import PLANNED_LINK_SHARE
+from lmswap.planner import POLICIES
+from lmswap.planner.problem import PLANNED_LINK_SHARE
 
 GIB = 2**30
 
@@ -115,7 +115,7 @@ def test_unlimited_memory_costs_what_the_ops_cost():
 
 def test_stored_programs_and_machines_are_what_lmswap_plan_reads(capsys):
     files = [str(DATA / "unet3d_192.json.gz"), "--machine", str(MACHINES / "v100_gen3.json")]
-    assert cli.main(["plan", *files, "--budget", "42%", "--policy", "swap_all", "--json"]) == 0
+    assert entry.main(["plan", *files, "--budget", "42%", "--policy", "swap_all", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["peak_bytes"] <= figures["budget_bytes"] < 5.23 * GIB
 

@@ -10,7 +10,7 @@ from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.op_costs.benchmark import OpProfiler
-from lmswap.execute.codegen import compile_boxed
+from lmswap.runtime.codegen import compile_boxed
 
 
 class NoMemory:

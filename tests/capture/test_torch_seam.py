@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.aot import compile_region
 from lmswap.capture.numerics.tangents import CAST, COPIED
-from lmswap.execute.codegen import compile_boxed, copy_module
+from lmswap.runtime.codegen import compile_boxed, copy_module
 from tests.capture.captured import Recording, capture
 
 

@@ -31,7 +31,7 @@ std::string error_of(const std::function<void()>& run) {
   return {};
 }
 
-// One training step as lmswap.execute makes it: two buffers leave, compute goes on, both are swapped in.
+// One training step as lmswap.runtime makes it: two buffers leave, compute goes on, both are swapped in.
 class Step {
  public:
   Step(TestDevice& device, std::string tier) : device_(device), tier_(std::move(tier)) {
@@ -41,7 +41,7 @@ class Step {
     for (const uint64_t pointer : pointers_) device_.free(pointer);
   }
 
-  // Only when no copy of a step that failed touches its memory any more, which is what lmswap.execute waits for too.
+  // Only when no copy of a step that failed touches its memory any more, which is what lmswap.runtime waits for too.
   void prepare(Engine& engine) {
     wait_under_way(engine);
     device_.driver->synchronize_stream(device_.stream);

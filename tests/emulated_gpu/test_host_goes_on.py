@@ -8,7 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import BytesChanged, DriverError, TransferError
-from lmswap.execute import _C
+from lmswap.runtime import _C
 from tests.training import same_bits
 
 TOO_LONG = 60  # seconds, after which a host that waits is let go on

@@ -14,8 +14,8 @@ from lmswap.analyze.cost import unit
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.op_costs.trials import seconds_by_events
 from lmswap.errors import DriverError
-from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import device_memory
+from lmswap.runtime.engine import SwapEngine
 from tests.capture.captured import Recording, capture
 from tests.models import Case
 from tests.rewrite.random_recomputes import recompute_all

@@ -8,10 +8,10 @@ import torch
 
 import lmswap
 from lmswap.errors import OptionError, TierError
-from lmswap.execute import _C
 from lmswap.hardware import measure
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.probe import MEASURED_BYTES, round_trip_seconds
+from lmswap.runtime import _C
 from tests.emulated_gpu.test_devices import run
 from tests.models import CASES
 

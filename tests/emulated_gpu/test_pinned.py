@@ -8,9 +8,9 @@ import torch
 
 import lmswap
 from lmswap.errors import TierError
-from lmswap.execute import _C
 from lmswap.hardware import measure
 from lmswap.hardware.host_memory import HostMemory
+from lmswap.runtime import _C
 from tests.models import CASES
 
 CASE = CASES["shared_views"]

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.execute import _C
-from lmswap.execute.codegen import compile_boxed
-from lmswap.execute.engine import SwapEngine
 from lmswap.ir.schedule import schedule
-from lmswap.plan import simulate, verify
+from lmswap.planner import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
+from lmswap.runtime import _C
+from lmswap.runtime.codegen import compile_boxed
+from lmswap.runtime.engine import SwapEngine
 from lmswap.verify.bitwise import difference
 from tests.capture.captured import METER, NoMemory
 from tests.cases import cases

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from benchmarks.unet3d.brats import DataError, Subject, read_subject
 from lmswap.analyze.cost import roofline
-from lmswap.cli import main
+from lmswap.cli.entry import main
 from lmswap.errors import LmswapError, TraceError
-from lmswap.execute import _C
 from lmswap.hardware.cache import CacheFile
 from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.emulation import PRESETS, EmulatedLink
@@ -32,12 +31,13 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
-from lmswap.plan import make_plan, simulate
-from lmswap.plan.cache import CachedPlan, PlanCache, PlannedMemory
+from lmswap.planner import make_plan, simulate
+from lmswap.planner.cache import CachedPlan, PlanCache, PlannedMemory
 from lmswap.profiling.figures import figures_of
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.trace import Stall, Trace
+from lmswap.runtime import _C
 from tests.benchmarks.scans import KINDS, random_volumes
 from tests.cases import cases
 from tests.ir.build import build, unit_machine

@@ -9,8 +9,8 @@ from types import CodeType, FrameType, SimpleNamespace
 import pytest
 import torch
 
-from lmswap.execute.arena import Arena, Script, unused_arena_bytes
 from lmswap.ir.arena_layout import APART_BYTES, Slot
+from lmswap.runtime.arena import Arena, Script, unused_arena_bytes
 
 pytestmark = [
     pytest.mark.gpu,

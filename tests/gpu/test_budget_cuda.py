@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.plan import calibrate
+from lmswap.planner import calibrate
 from lmswap.session.plan_store import FROM_CACHE
 from lmswap.session.replan_reasons import ADDS_UP
 from tests.gpu import trainings

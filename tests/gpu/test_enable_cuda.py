@@ -8,9 +8,9 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
-from lmswap.execute.step_record import StepRecord
 from lmswap.hardware import measure
 from lmswap.ir.machine import Host, Link, Machine, Rate, Tier
+from lmswap.runtime.step_record import StepRecord
 from tests.models import CASES, Case
 
 pytestmark = [

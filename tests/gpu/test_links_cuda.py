@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lmswap
-from lmswap import cli
+from lmswap.cli import entry
 from lmswap.errors import OptionError
 from lmswap.hardware.measure import describe_machine
 from lmswap.ir.emulation import PRESETS
@@ -94,7 +94,7 @@ def test_a_device_is_measured_where_a_model_fills_it(little_room, tmp_path, monk
 
 @pytest.mark.real_gpu("an emulated one copies as fast as a CPU does, not as PCIe")
 def test_the_host_link_is_measured_at_its_peak_and_by_the_engine(tmp_path, capsys):
-    assert cli.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0
+    assert entry.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["failures"] == {} or set(data["failures"]) == {"disk tier"}
     for way in ("out", "in"):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import lmswap
 from lmswap import api
 from lmswap.errors import OptionError
-from lmswap.execute.streams import MULTIPLE_STREAMS
+from lmswap.runtime.streams import MULTIPLE_STREAMS
 from tests.models import quick_of
 from tools.emulated_gpu import machine
 

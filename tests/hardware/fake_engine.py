@@ -2,7 +2,7 @@
 
 import torch
 
-from lmswap.execute._C import TransferRecord
+from lmswap.runtime._C import TransferRecord
 
 
 class FakeEngine:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lmswap.execute import _C
 from lmswap.hardware.memory import CpuMemory, device_memory
+from lmswap.runtime import _C
 
 MIB = 2**20
 SLACK = 64 * MIB  # resident memory is the process's: counted in batches on each core, with all that else lives in it

@@ -14,7 +14,7 @@ from lmswap.errors import CaptureError, LmswapError
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Buffer, BufferKind, Program, Segment
 from lmswap.ir.schedule import schedule
-from lmswap.plan import make_plan
+from lmswap.planner import make_plan
 from tests.ir.build import build, unit_machine
 from tests.ir.damage import damaged
 from tests.ir.strategies import steps

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from lmswap.execute._C import TransferRecord
-from lmswap.execute.step_record import NO_PEAKS, EndedStep, StepRecord
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.profiling.collect import _sum_up, _waits
 from lmswap.profiling.trace import Stall, Trace, side_by_side
+from lmswap.runtime._C import TransferRecord
+from lmswap.runtime.step_record import NO_PEAKS, EndedStep, StepRecord
 from tests.ir.build import build
 from tests.reporting.small_step import PLAN, PROGRAM
 

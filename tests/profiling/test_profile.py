@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lmswap
-from lmswap import api, cli
+from lmswap import api
+from lmswap.cli import entry
 from lmswap.errors import OptionError, WindowError
 from lmswap.ir.timeline import Lane
 from lmswap.profiling import run, tools
@@ -87,7 +88,7 @@ def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(scr
     monkeypatch.setattr(tools, "find_host", lambda: tools.Host((), None, frozenset({"nsys"})))
     options = ["--tool", "nsys", "--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json"]
     options += ["--keep", "kept"]
-    assert cli.main(["profile", *options, *command]) == 0
+    assert entry.main(["profile", *options, *command]) == 0
     printed, errors = capfd.readouterr()
     note = "nsys cannot work here: torch finds no GPU, and it sees nothing else; lmswap was used instead"
     assert f"lmswap: {note}" in errors
@@ -122,13 +123,13 @@ def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(scr
     moved_bytes = figures["copies_in"]["nbytes"] + figures["copies_out"]["nbytes"]
     assert sum(event["args"]["bytes"] for event in copies) == moved_bytes
 
-    assert cli.main(["profile", "--read", "kept/lmswap.json", "--steps", "9:11"]) == 0
+    assert entry.main(["profile", "--read", "kept/lmswap.json", "--steps", "9:11"]) == 0
     assert "the waits are those of all its 3 steps" in capfd.readouterr().out
 
 
 def test_kineto_sees_torchs_operators_where_there_is_no_gpu(script, capfd):
     command = script(PLAIN)
-    assert cli.main(["profile", "--tool", "kineto", "--steps", "2:5", "--keep", "kept", *command]) == 0
+    assert entry.main(["profile", "--tool", "kineto", "--steps", "2:5", "--keep", "kept", *command]) == 0
     printed = capfd.readouterr().out
     assert "the script came to its end" in printed
     (trace,) = read_traces("kept/kineto.json")
@@ -185,7 +186,7 @@ def test_without_a_loader_the_steps_of_an_epoch_must_be_given(run_inside):
 def test_steps_count_across_epochs_where_no_epoch_is_chosen(script, capfd, tmp_path):
     (tmp_path / "kept").mkdir()
     command = script(LOOPS)
-    assert cli.main(["profile", "--tool", "kineto", "--keep", "kept", *command]) == 0  # the default steps
+    assert entry.main(["profile", "--tool", "kineto", "--keep", "kept", *command]) == 0  # the default steps
     printed = " ".join(capfd.readouterr().out.split())
     assert "came to its end" in printed
     assert "steps 5 to 9 of python train.py" in printed
@@ -270,7 +271,7 @@ def test_a_script_that_fails_gives_its_exit_code(script, tmp_path, capfd):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "outcome.json").write_text('{"first": 5, "epochs": [10], "error": "of an earlier run"}')
     command = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert cli.main(["profile", "--keep", "kept", *command]) == 137
+    assert entry.main(["profile", "--keep", "kept", *command]) == 137
     assert "the profiled script ended by signal 9: nothing is reported" in capfd.readouterr().err
 
 
@@ -291,7 +292,7 @@ def test_a_script_that_fails_gives_its_exit_code(script, tmp_path, capfd):
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(arguments, message, capfd):
-    assert cli.main(arguments) == 2
+    assert entry.main(arguments) == 2
     assert message in capfd.readouterr().err
 
 
@@ -325,7 +326,7 @@ def test_long_names_of_ops_and_lines_fold_in_the_table_of_waits(tmp_path):
 
 def test_pageable_copies_are_no_valid_measurement(tmp_path, capfd):
     path = files.kineto(tmp_path / "trace.json", host="Pageable")
-    assert cli.main(["profile", "--read", str(path), "--json", str(tmp_path / "p.json")]) == 2
+    assert entry.main(["profile", "--read", str(path), "--json", str(tmp_path / "p.json")]) == 2
     assert "NOT A VALID MEASUREMENT (Kineto): 2 of the copies, 24.00 MiB" in capfd.readouterr().out
     assert not json.loads((tmp_path / "p.json").read_text())["devices"][0]["is_valid"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from lmswap.execute import ops
+from lmswap.runtime import ops
 
 
 class MemoryEngine:
-    """Behaves as `lmswap.execute.engine.SwapEngine` does; released memory is overwritten at once."""
+    """Behaves as `lmswap.runtime.engine.SwapEngine` does; released memory is overwritten at once."""
 
     def __init__(self) -> None:
         self.number = 10**9 + id(self) % 10**6

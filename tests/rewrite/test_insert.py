@@ -7,11 +7,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import lower_inference, lower_training
-from lmswap.execute import ops
-from lmswap.execute.codegen import compile_boxed
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
+from lmswap.runtime import ops
+from lmswap.runtime.codegen import compile_boxed
 from tests.capture.captured import METER
 from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine

@@ -15,12 +15,12 @@ from lmswap.analyze.cost import unit
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.execute.codegen import compile_boxed
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
+from lmswap.runtime.codegen import compile_boxed
 from tests.capture.captured import METER
 from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine
@@ -154,7 +154,7 @@ def storages(values) -> dict[StorageWeakRef, int]:
     return {StorageWeakRef(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
 
 
-# By which `lmswap.execute.ops.view_bytes` shows memory as another tensor.
+# By which `lmswap.runtime.ops.view_bytes` shows memory as another tensor.
 OF_VIEWS = (torch.ops.aten.empty.memory_format, torch.ops.aten.set_.source_Storage_storage_offset)
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap import cli
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.commands.plan import plan_within
+from lmswap.cli import entry
+from lmswap.cli.plan import plan_within
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
 from tests.models import Case
@@ -91,10 +91,10 @@ def test_the_command_states_what_its_budget_counts(tmp_path, capsys):
     (tmp_path / "machine.json").write_text(MACHINE.to_json())
     (tmp_path / "program.json").write_text(program.to_json())
     command = ["plan", f"{tmp_path}/program.json", "--machine", f"{tmp_path}/machine.json", "--budget"]
-    assert cli.main([*command, str(least_bytes + MIB)]) == 0
+    assert entry.main([*command, str(least_bytes + MIB)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "before the step" in text and "margin" in text and "counted as by lmswap.enable" in text
-    assert cli.main([*command, "100%", "--json"]) == 0
+    assert entry.main([*command, "100%", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["budget_bytes"] - figures["step_budget_bytes"] == program.fixed.total_bytes()
     assert figures["peak_bytes"] <= figures["budget_bytes"]

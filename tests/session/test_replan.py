@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from lmswap.capture.merge_programs import Joined
-from lmswap.execute.step_record import EndedStep, Peaks
 from lmswap.options import Options
+from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
 from lmswap.session.diagnostics import Notes
 from lmswap.session.plan_store import StepPlans

@@ -9,8 +9,8 @@ import pytest
 from lmswap.capture.merge_programs import Joined
 from lmswap.ir.machine import Host, Machine, Tier
 from lmswap.ir.program import BufferKind
-from lmswap.plan import make_plan, simulate
-from lmswap.plan.calibrate import Calibration, OpTime
+from lmswap.planner import make_plan, simulate
+from lmswap.planner.calibrate import Calibration, OpTime
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
 from lmswap.session.replan_reasons import reason

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import lmswap
 from lmswap.capture import aot_stages
 from lmswap.capture.aot import compile_region
-from lmswap.plan.cache import PlanCache
+from lmswap.planner.cache import PlanCache
 from lmswap.session import planner
 from lmswap.session.replan import Replanner
 from lmswap.session.session import Session

@@ -13,9 +13,9 @@ import lmswap
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.capture.numerics.tangents import TangentAdapter
 from lmswap.errors import BytesChanged, PlainTorchDiffers, ResultDiffers, VerificationError
-from lmswap.execute import _C, rng
-from lmswap.execute.engine import SwapEngine
 from lmswap.rewrite import insert
+from lmswap.runtime import _C, rng
+from lmswap.runtime.engine import SwapEngine
 from lmswap.saved_tensors.saved_storage import SavedStorage
 from lmswap.verify import against_eager
 from lmswap.verify.against_unswapped import UnswappedReference

@@ -12,13 +12,13 @@ from benchmarks.distributed.prediction.ranks import Ranks
 from benchmarks.distributed.prediction.scaling import plan_ranks, ranks_figures, ranks_text
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.commands.plan import parse_step_budget, read_described, this_machine
+from lmswap.cli.plan import parse_step_budget, read_described, this_machine
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import Program
-from lmswap.plan import POLICIES
+from lmswap.planner import POLICIES
 from lmswap.reporting.text import print_result
 
 _NETWORKS = f"a file, or one of {', '.join(PRESETS)}"
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         OptionError: an argument or a file is not valid.
-        PlanInfeasible, TierError: see `lmswap.plan.make_plan`.
+        PlanInfeasible, TierError: see `lmswap.planner.make_plan`.
     """
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
     program = read_described(options.program, Program.from_json)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.distributed.prediction.network import Network
 from lmswap.ir.machine import Host
 from lmswap.ir.timeline import Lane, Span
-from lmswap.plan.lane_model import Lanes
+from lmswap.planner.lane_model import Lanes
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.plan.certify import certify
-from lmswap.plan.simulate import simulate
+from lmswap.planner.bound.certify import certify
+from lmswap.planner.simulate import simulate
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.plan import make_plan
+from lmswap.planner import make_plan
 from lmswap.reporting.text import format_seconds, render_text
 
 

@@ -18,7 +18,7 @@ from lmswap.errors import PlanInvalid
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
-from lmswap.plan.verify_certificate import verify_certificate
+from lmswap.planner.bound.verify_certificate import verify_certificate
 
 _TOLERANCE = 1e-9
 _MIB = 2**20

@@ -16,7 +16,7 @@ from lmswap.errors import OptionError
 from lmswap.options import Options
 
 if TYPE_CHECKING:
-    from lmswap.commands import Commands
+    from lmswap.cli import Commands
 
 
 def add_to(commands: Commands) -> None:

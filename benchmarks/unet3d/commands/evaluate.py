@@ -21,7 +21,7 @@ from benchmarks.unet3d.scores import REGIONS, subject_means
 from lmswap.hardware.device import default_device
 
 if TYPE_CHECKING:
-    from lmswap.commands import Commands
+    from lmswap.cli import Commands
 
 BOXES, SLICES = "scores.png", "slices.png"
 

@@ -29,7 +29,7 @@ from benchmarks.unet3d.training_view import TrainingView
 from lmswap.hardware.device import default_device
 
 if TYPE_CHECKING:
-    from lmswap.commands import Commands
+    from lmswap.cli import Commands
 
 
 def add_to(commands: Commands) -> None:

@@ -22,10 +22,10 @@ from lmswap.capture.inductor.kernel_order import chain_calls, check_order
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.errors import CaptureError
-from lmswap.execute import ops
-from lmswap.execute.codegen import BoxedFunction, is_whole
-from lmswap.execute.partial_backward import Results, compile_parts, results_by_part
 from lmswap.progress import reported
+from lmswap.runtime import ops
+from lmswap.runtime.codegen import BoxedFunction, is_whole
+from lmswap.runtime.partial_backward import Results, compile_parts, results_by_part
 from lmswap.torch_compat.inductor import (
     PRE_FUSION_PASS,
     CustomPartitionerFn,

@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from lmswap.errors import CaptureError
-from lmswap.execute import ops
+from lmswap.runtime import ops
 from lmswap.torch_compat.inductor import BaseSchedulerNode, WeakDep
 
 # An event: the operator's name and, of a swap op, the buffer that it moves.

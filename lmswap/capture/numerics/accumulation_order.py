@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from lmswap.capture.numerics.gradient_gate import End
 from lmswap.capture.numerics.gradient_order import receiver_of
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
-from lmswap.execute.partial_backward import PartialResults, Results
-from lmswap.execute.storage import has_plain_storage
+from lmswap.runtime.partial_backward import PartialResults, Results
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.autograd import current_graph_task_id, current_node, has_hooks_before_accumulation
 from lmswap.torch_compat.tensors import tensor_id, version_of
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lmswap.errors import DoubleBackward
-from lmswap.execute.codegen import captured_node
-from lmswap.execute.storage import has_plain_storage
+from lmswap.runtime.codegen import captured_node
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.autograd import current_node
 
 Gradients = tuple[Tensor | None, ...]

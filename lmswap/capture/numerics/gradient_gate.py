@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmswap.errors import CaptureError
-from lmswap.execute.partial_backward import PartialResults, collect
+from lmswap.runtime.partial_backward import PartialResults, collect
 from lmswap.torch_compat.autograd import current_node, disable_autocast, forward_class, will_execute
 
 End = tuple[Any, int]  # the autograd node that takes a gradient, or None, and its input's number

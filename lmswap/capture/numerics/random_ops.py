@@ -13,8 +13,8 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lmswap.errors import CaptureError
-from lmswap.execute import ops
-from lmswap.execute.rng import STATE
+from lmswap.runtime import ops
+from lmswap.runtime.rng import STATE
 from lmswap.torch_compat.operators import schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 

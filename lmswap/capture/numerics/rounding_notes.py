@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lmswap.capture.lower import Lowered, tensors
-from lmswap.execute.codegen import SegmentGraph
 from lmswap.ir.program import BufferKind, Program
+from lmswap.runtime.codegen import SegmentGraph
 from lmswap.torch_compat.operators import OpOverload
 
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # prefix of notes

@@ -21,10 +21,10 @@ from torch import fx
 from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.correct_metadata import OutputMetadata, retrace
-from lmswap.execute import ops
-from lmswap.execute.codegen import is_captured, is_whole
-from lmswap.execute.partial_backward import Backward, PartialResults
-from lmswap.execute.storage import has_plain_storage
+from lmswap.runtime import ops
+from lmswap.runtime.codegen import is_captured, is_whole
+from lmswap.runtime.partial_backward import Backward, PartialResults
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
 from lmswap.torch_compat.tensors import suggest_memory_format
 

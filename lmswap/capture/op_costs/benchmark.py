@@ -23,14 +23,14 @@ from lmswap.capture.op_costs.allocation_trace import trace_allocations
 from lmswap.capture.op_costs.synthetic_inputs import Examples, has_no_tensor_results, seed_ops
 from lmswap.capture.op_costs.trials import ScratchMeter, Trial, time_on_cpu, time_on_gpu
 from lmswap.errors import CaptureError, DriverError
-from lmswap.execute.codegen import SegmentGraph, value_of
-from lmswap.execute.rng import rng_states, set_rng_states
-from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.arena_layout import SMALL_BYTES
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.program import LOSS, Program
 from lmswap.progress import set_progress
+from lmswap.runtime.codegen import SegmentGraph, value_of
+from lmswap.runtime.rng import rng_states, set_rng_states
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.operators import eager_dispatch, schema_of
 from lmswap.torch_compat.pytree import tree_flatten
 from lmswap.torch_compat.tensors import storage_id

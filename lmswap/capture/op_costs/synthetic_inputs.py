@@ -16,7 +16,7 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmswap.capture.lower import is_foreign, tensors
-from lmswap.execute.codegen import is_projection, value_of
+from lmswap.runtime.codegen import is_projection, value_of
 from lmswap.torch_compat.operators import schema_of
 from lmswap.torch_compat.pytree import tree_map_only
 from lmswap.torch_compat.tensors import storage_id

@@ -18,7 +18,7 @@ from lmswap.errors import OptionError, PlanInfeasible, PlanInvalid
 from lmswap.ir.certificate import Certificate
 from lmswap.ir.machine import Rate
 from lmswap.ir.timeline import Lane
-from lmswap.plan import POLICIES, make_plan
+from lmswap.planner import POLICIES, make_plan
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, networks, steps
 

@@ -8,7 +8,7 @@ from torch import fx
 
 from lmswap.capture.inductor.kernel_order import check_order
 from lmswap.errors import CaptureError
-from lmswap.execute import ops
+from lmswap.runtime import ops
 
 CODE = """
 buf0 = torch.ops.lmswap.swap_out_start.default(arg0, 1, 8, 'host', 0, True, torch.float32, [4, 4], [4, 1])

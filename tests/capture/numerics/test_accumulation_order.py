@@ -7,7 +7,7 @@ from torch import nn
 
 import lmswap
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
-from lmswap.execute import partial_backward
+from lmswap.runtime import partial_backward
 
 pytestmark = pytest.mark.cpu_only("who adds gradients, and in which order, is autograd's, on the host")
 

@@ -12,7 +12,7 @@ import lmswap
 from lmswap.capture.aot import boxed, compile_region
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.errors import TransferError
-from lmswap.execute import ops
+from lmswap.runtime import ops
 from tests.capture.captured import Recording
 from tests.cases import cases
 

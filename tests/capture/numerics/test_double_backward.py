@@ -27,7 +27,7 @@ class Compiled(torch.autograd.Function):
 @pytest.mark.parametrize("is_differentiable", [True, False])
 def test_a_penalty_on_gradients_is_refused_and_never_left_out(monkeypatch, is_differentiable):
     monkeypatch.setattr(Compiled, "is_differentiable", is_differentiable, raising=False)
-    monkeypatch.setattr("lmswap.execute.codegen.is_captured", lambda node: "Compiled" in node.name())
+    monkeypatch.setattr("lmswap.runtime.codegen.is_captured", lambda node: "Compiled" in node.name())
     x = torch.rand(4, requires_grad=True)
     output = Compiled.apply(x)
     watch_gradients([output], lambda: "not twice")

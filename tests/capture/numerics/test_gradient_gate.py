@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch import nn
 
 import lmswap
-from lmswap.execute import partial_backward
+from lmswap.runtime import partial_backward
 from tests.training import same_bits
 
 events = []

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
-from lmswap.execute import partial_backward
+from lmswap.runtime import partial_backward
 from tests.models import ResidualBlock
 
 pytestmark = pytest.mark.cpu_only("the order is read off a trace, which knows no device")

@@ -5,7 +5,7 @@ import inspect
 import torch
 
 import lmswap
-from lmswap.commands.verify import _verdict
+from lmswap.cli.verify import _verdict
 from tests.test_hard_cases import Net, batch, swapping
 
 

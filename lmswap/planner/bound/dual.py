@@ -1,0 +1,181 @@
+"""The lower bound that given prices prove: the Lagrangian dual of planning, vectorized over buffers.
+
+`lmswap.planner.bound.verify_certificate` states the bound and why it holds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmswap.analyze.memory import Bytes, StepMemory
+from lmswap.analyze.repeatable import repeatable_ops
+from lmswap.ir.machine import Link
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class IdleIntervals:
+    """The gaps in which a buffer can be non-resident, with the seconds of each way to restore it; infinite if none.
+
+    A version is a buffer since the op that wrote it last; gaps of one version are neighbours, in order of time.
+    """
+
+    after: Ints
+    before: Ints
+    written: Ints  # the op that made the version
+    version: Ints  # an id
+    nbytes: Floats
+    out_seconds: Floats
+    in_seconds: Floats
+    recompute_seconds: Floats  # the buffer's share, by bytes, of a recompute
+
+    def __getitem__(self, chosen: Bools) -> IdleIntervals:
+        return IdleIntervals(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+
+def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleIntervals:
+    """Every gap of the program in which a plan can have the buffer non-resident."""
+    program, seconds = memory.program, memory.costs.seconds
+    gaps = [
+        (after, before, max(write for write in found.writes if write <= after), buffer)
+        for buffer, found in memory.ranges.items()
+        if program.buffers[buffer].is_swappable and program.buffers[buffer].nbytes
+        for after, before in pairwise(found.uses)
+        if before > after + 1
+    ]
+    made_bytes: dict[int, int] = defaultdict(int)
+    for made_by, made in {(written, buffer) for _, _, written, buffer in gaps}:
+        made_bytes[made_by] += program.buffers[made].nbytes
+    sizes = [program.buffers[buffer].nbytes for *_, buffer in gaps]
+    copies = {
+        size: (link.out_rate.seconds(size), link.in_rate.seconds(size)) if size >= min_swap_bytes else (np.inf, np.inf)
+        for size in set(sizes)
+    }
+    repeatable = repeatable_ops(program)
+    recomputes = [
+        seconds[made_by] * size / made_bytes[made_by] if repeatable[made_by] else np.inf
+        for (_, _, made_by, _), size in zip(gaps, sizes, strict=True)
+    ]
+    after, before, written, buffer = np.array(gaps, np.int64).reshape(-1, 4).T
+    version = buffer * (len(program.ops) + 1) + written
+    out_seconds, in_seconds = np.array([copies[size] for size in sizes]).reshape(-1, 2).T
+    nbytes, recompute_seconds = np.array(sizes, np.float64), np.array(recomputes, np.float64)
+    found = IdleIntervals(after, before, written, version, nbytes, out_seconds, in_seconds, recompute_seconds)
+    return found[np.isfinite(np.minimum(out_seconds, recompute_seconds))]
+
+
+def least_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
+    """By op: bytes that are resident under any plan, recomputes included."""
+    change = np.zeros(len(memory.curve) + 1, np.int64)
+    np.add.at(change, found.after + 1, found.nbytes.astype(np.int64))
+    np.subtract.at(change, found.before, found.nbytes.astype(np.int64))
+    return memory.curve - np.cumsum(change)[:-1]
+
+
+@dataclass(frozen=True)
+class BufferVersions:
+    """Versions relative to cuts (ops, ascending) and the zones before, between and after them."""
+
+    made_in: Ints  # zone
+    is_idle: Bools  # [version, cut]: it can be non-resident there
+    goes_on: Bools  # [version, cut]: the same gap covers the next cut
+    nbytes: Floats
+    out_seconds: Floats
+    in_seconds: Floats
+    recompute_seconds: Floats
+
+
+def versions(found: IdleIntervals, cuts: Ints) -> BufferVersions:
+    """The versions that are idle at one of ``cuts``."""
+    first, stop = np.searchsorted(cuts, found.after, "right"), np.searchsorted(cuts, found.before, "left")
+    is_cut = first < stop
+    gaps, first, counts = found[is_cut], first[is_cut], (stop - first)[is_cut]
+    _, some_gap, row = np.unique(gaps.version, return_index=True, return_inverse=True)
+    gap = np.repeat(np.arange(len(first)), counts)
+    cut = np.arange(len(gap)) - np.repeat(np.cumsum(counts) - counts, counts) + first[gap]
+    gap_at = np.full((len(some_gap), len(cuts) + 1), -1)
+    gap_at[row[gap], cut] = gap
+    is_idle = gap_at[:, :-1] >= 0
+    made_in = np.searchsorted(cuts, gaps.written[some_gap], "right")
+    costs = (gaps.nbytes, gaps.out_seconds, gaps.in_seconds, gaps.recompute_seconds)
+    return BufferVersions(
+        made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[some_gap] for each in costs)
+    )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of memory at each cut in seconds per byte, and of each lane in each zone: see `lmswap.ir.certificate`."""
+
+    memory: Floats
+    out: Floats
+    into: Floats
+
+
+@dataclass(frozen=True)
+class Dual:
+    """The resources that plans share at some cuts and in the adjacent zones, and the versions that need them."""
+
+    versions: BufferVersions
+    room_bytes: Floats  # by cut: for idle versions, above `least_bytes`
+    cut_seconds: Floats  # of compute, by cut
+    zone_seconds: Floats  # of compute, by zone
+    compute_factor: float  # of compute, while copies run
+
+    def bound(self, prices: Prices) -> float:
+        """The seconds that ``prices`` prove."""
+        at_cut = (np.minimum(lane[1:], lane[:-1]) for lane in (prices.out, prices.into))
+        compute = self.zone_seconds @ self._run(prices.out, prices.into) + self.cut_seconds @ self._run(*at_cut)
+        return float(compute - self.room_bytes @ prices.memory) + self._versions_seconds(prices)
+
+    def _run(self, out: Floats, into: Floats) -> Floats:
+        """The price of compute's time."""
+        return np.minimum(1.0, (1 - out - into) / self.compute_factor)
+
+    def _versions_seconds(self, prices: Prices) -> float:
+        """The least cost of all versions, by dynamic programming from the last zone backwards over their states.
+
+        Each is resident in a zone, without or with a host copy, or non-resident at a cut, dropped or copied.
+        """
+        of, run = self.versions, self._run(prices.out, prices.into)
+        present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
+        for cut in reversed(range(len(prices.memory))):
+            idle, goes_on = of.is_idle[:, cut], of.goes_on[:, cut]
+            dropped = np.minimum(
+                np.where(goes_on, dropped, np.inf), _priced(of.recompute_seconds, run[cut + 1]) + present
+            )
+            copied = np.minimum(
+                np.where(goes_on, copied, np.inf), _priced(of.in_seconds, prices.into[cut + 1]) + with_copy
+            )
+            held = np.where(idle, of.nbytes * prices.memory[cut], 0.0)
+            away = np.where(idle, dropped, np.inf)
+            with_copy = np.minimum(np.minimum(with_copy + held, away), np.where(idle, copied, np.inf))
+            present = np.minimum(present + held, away)
+            present = np.minimum(present, _priced(of.out_seconds, prices.out[cut]) + with_copy)
+            seconds = np.where(of.made_in == cut, present, seconds)
+        return float(seconds.sum())
+
+
+def _priced(seconds: Floats, price: float) -> Floats:
+    """``seconds`` times ``price``; infinite seconds cost infinitely much at a price of 0 too."""
+    return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
+
+
+def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
+    """The `Dual` of the step at ``cuts``."""
+    starts = np.array(memory.op_starts)
+    return Dual(
+        versions(found, cuts),
+        (budget_bytes - least_bytes(memory, found)[cuts]).astype(np.float64),
+        starts[cuts + 1] - starts[cuts],
+        starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],
+        compute_factor,
+    )

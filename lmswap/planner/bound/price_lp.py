@@ -1,0 +1,140 @@
+"""Prices that maximize the bound: the dual of planning as a linear program, in which similar versions are merged."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
+
+from lmswap.planner.bound.dual import BufferVersions, Dual, Floats, Ints, Prices
+
+# Of similar versions; the smallest are left out. With 80 the program takes two to four times as long (ResNet-50: 0.4
+# to 0.8 s of a second for planning), and on the U-Nets, ResNet-50, GPT and ViT it proves no more.
+_MOST_CLASSES = 40
+_LIKE = 0.03  # versions are similar if they idle at the same cuts, at seconds per byte within about this share
+
+
+def best_prices(dual: Dual, budget_bytes: int) -> Prices:
+    """Prices that nearly maximize ``dual.bound``, which is valid for any prices."""
+    return _PriceProgram(dual, float(max(budget_bytes, 1))).solve()
+
+
+def _merged(versions: BufferVersions) -> BufferVersions:
+    """Similar versions merged, largest first."""
+    costs = np.stack([versions.nbytes, versions.out_seconds, versions.in_seconds, versions.recompute_seconds], axis=1)
+    rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _LIKE
+    rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
+    key = np.column_stack([versions.made_in, versions.is_idle, versions.goes_on, rates]).astype(np.int64)
+    _, member, kind = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    total = np.zeros((len(member), costs.shape[1]))
+    np.add.at(total, kind.ravel(), costs)
+    largest = np.argsort(-total[:, 0], kind="stable")[:_MOST_CLASSES]
+    shown = member[largest]
+    return BufferVersions(versions.made_in[shown], versions.is_idle[shown], versions.goes_on[shown], *total[largest].T)
+
+
+class _PriceProgram:
+    """Maximise gain · x subject to rows · x ≤ limits and 0 ≤ x ≤ most.
+
+    Seconds are in units of the step's compute, bytes in units of the budget. Besides the prices, x has the cost-to-go
+    of `Dual` by version and zone or cut; rows bound it by each choice.
+    """
+
+    def __init__(self, dual: Dual, byte_unit: float) -> None:
+        self._dual, self._byte_unit = dual, byte_unit
+        self._second_unit = float(dual.zone_seconds.sum() + dual.cut_seconds.sum()) or 1.0
+        self._versions = _merged(dual.versions)
+        self._num_variables = 0
+        self._num_rows = 0
+        self._entries: list[tuple[Ints, Ints, Floats]] = []
+        self._limits: list[Floats] = []
+        cuts, zones, kinds = len(dual.room_bytes), len(dual.zone_seconds), len(self._versions.nbytes)
+        self._memory, self._out, self._into, self._run = map(self._variables, (cuts, zones, zones, zones))
+        self._out_at_cut, self._in_at_cut, self._run_at_cut = map(self._variables, (cuts, cuts, cuts))
+        self._to_come = [self._variables(kinds, zones) for _ in range(4)]
+
+    def _variables(self, *shape: int) -> Ints:
+        start = self._num_variables
+        self._num_variables += int(np.prod(shape))
+        return np.arange(start, self._num_variables).reshape(shape)
+
+    def _limit(self, *terms: tuple[Ints, Floats | float], limit: Floats | float = 0.0) -> None:
+        """Adds rows Σ coefficient · variable ≤ limit, one for each entry of the terms' arrays."""
+        count = len(terms[0][0])
+        rows = np.arange(self._num_rows, self._num_rows + count)
+        self._entries += [(rows, columns, np.broadcast_to(values, count)) for columns, values in terms]
+        self._limits.append(np.broadcast_to(limit, count))
+        self._num_rows += count
+
+    def solve(self) -> Prices:
+        share = self._dual.compute_factor
+        self._limit((self._out, 1.0), (self._into, 1.0), (self._run, share), limit=1.0)
+        self._limit((self._out_at_cut, 1.0), (self._in_at_cut, 1.0), (self._run_at_cut, share), limit=1.0)
+        self._limit_versions()
+        row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
+        bounds = np.column_stack([np.zeros(self._num_variables), self._most()])
+        found = linprog(-self._gain(), A_ub=rows, b_ub=np.concatenate(self._limits), bounds=bounds, method="highs-ds")
+        return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
+
+    def _gain(self) -> Floats:
+        """The bound. A lane's price at the op of a cut is not concave: that of an adjacent zone is no less."""
+        dual, gain = self._dual, np.zeros(self._num_variables)
+        gain[self._run] = dual.zone_seconds / self._second_unit
+        gain[self._run_at_cut] = dual.cut_seconds / self._second_unit
+        gain[self._memory] = -dual.room_bytes / self._byte_unit
+        present = self._to_come[0]
+        gain[present[np.arange(len(present)), self._versions.made_in]] = 1.0
+        return gain
+
+    def _most(self) -> Floats:
+        """Upper bounds: the price of compute is at most 1; the cost-to-go of a version after its last idle cut is 0."""
+        most, idle = np.full(self._num_variables, np.inf), self._versions.is_idle
+        most[self._run] = most[self._run_at_cut] = 1.0
+        later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
+        is_over = np.column_stack([~later, np.ones(len(idle), bool)])
+        for here in self._to_come[:2]:
+            most[here[is_over]] = 0.0
+        return most
+
+    def _limit_versions(self) -> None:
+        """See `Dual`: the cost-to-go, resident from a zone or non-resident from a cut, is at most any choice's."""
+        of, present, with_copy, dropped, copied = self._versions, *self._to_come
+        nbytes = of.nbytes / self._byte_unit
+        out_seconds, in_seconds, recompute_seconds = (
+            each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)
+        )
+        exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
+        swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.recompute_seconds)[:, None]
+        for here in (present, with_copy):
+            row, cut = np.nonzero(exists & ~of.is_idle)
+            self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0))
+            row, cut = np.nonzero(of.is_idle)
+            self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0), (self._memory[cut], -nbytes[row]))
+            row, cut = np.nonzero(of.is_idle & repeatable)
+            self._limit((here[row, cut], 1.0), (dropped[row, cut], -1.0))
+        row, cut = np.nonzero(exists & swappable)
+        self._limit((present[row, cut], 1.0), (with_copy[row, cut], -1.0), (self._out[cut], -out_seconds[row]))
+        held = np.where(of.is_idle[row, cut], nbytes[row], 0.0)
+        at_cut = (self._out_at_cut[cut], -out_seconds[row])
+        self._limit((present[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (self._memory[cut], -held))
+        row, cut = np.nonzero(of.goes_on & swappable)
+        at_cut = (self._in_at_cut[cut + 1], -in_seconds[row])
+        self._limit(
+            (copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), at_cut, (self._memory[cut + 1], -nbytes[row])
+        )
+        row, cut = np.nonzero(of.is_idle & swappable)
+        self._limit((with_copy[row, cut], 1.0), (copied[row, cut], -1.0))
+        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (self._into[cut + 1], -in_seconds[row]))
+        row, cut = np.nonzero(of.is_idle & repeatable)
+        again = (self._run[cut + 1], -recompute_seconds[row])
+        self._limit((dropped[row, cut], 1.0), (present[row, cut + 1], -1.0), again)
+        for absent, possible in ((dropped, repeatable), (copied, swappable)):
+            row, cut = np.nonzero(of.goes_on & possible)
+            self._limit((absent[row, cut], 1.0), (absent[row, cut + 1], -1.0))
+
+    def _prices(self, found: Floats) -> Prices:
+        """Undoes the units, and removes the solver's tolerance outside the limits or just above 0."""
+        memory, out, into = (np.maximum(found[each].round(9), 0.0) for each in (self._memory, self._out, self._into))
+        out = np.minimum(out, 1.0)
+        return Prices(memory * (self._second_unit / self._byte_unit), out, np.minimum(into, 1.0 - out))

@@ -1,0 +1,157 @@
+"""Plans of earlier processes, cached in one file per step, machine and options."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from lmswap.errors import LmswapError
+from lmswap.hardware.cache import CacheFile
+from lmswap.ir.costs import OpCosts, Piece
+from lmswap.ir.json_io import as_json
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.planner import check
+
+_log = logging.getLogger(__name__)
+
+# A plan for a budget that differs by no more than this share is reused.
+_BUDGET_TOLERANCE = 0.01
+# Raised by files whose fields have other types, or whose numbers are out of range.
+DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
+
+
+class PlannedMemory(NamedTuple):
+    """The device memory that a plan was made for."""
+
+    step_bytes: int  # that its step might occupy: the plan's budget, fragmentation and results
+    spared_bytes: int = 0  # the part that would be reserved if observed steps had not shown it to be unused
+
+
+@dataclass(frozen=True)
+class CachedPlan:
+    """A plan with its inputs: the costs measured on ``machine`` at that time."""
+
+    plan: Plan
+    costs: OpCosts
+    machine: Machine
+    room: PlannedMemory
+
+    def fits(self, budget_bytes: int, slack_bytes: int) -> bool:
+        """Whether the plan meets ``budget_bytes`` and uses them, within ``slack_bytes``, by which starts differ."""
+        keeps_all = not self.plan.swaps and not self.plan.recomputes
+        tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
+        is_near = abs(self.room.step_bytes - budget_bytes) <= tolerated_bytes
+        return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
+
+    def to_data(self) -> dict[str, Any]:
+        """The plan and its origin as `as_json` writes them; `from_data` reads them back equal once they are parsed."""
+        return {
+            "plan": self.plan.to_data(),
+            "costs": self.costs,
+            "machine": json.loads(self.machine.to_json()),
+            "room": self.room._asdict(),
+        }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any], num_ops: int) -> CachedPlan:
+        """Reads what `to_data` gave for a program of ``num_ops``.
+
+        Raises:
+            LmswapError, or one of `DAMAGE`: the data are damaged.
+        """
+        plan, machine = Plan.from_data(data["plan"]), Machine.from_json(json.dumps(data["machine"]))
+        room = PlannedMemory(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
+        return CachedPlan(plan, _costs(data["costs"], num_ops), machine, room)
+
+
+class PlanCache:
+    """The cached plans for one measured machine, one set of options and one set of software versions."""
+
+    def __init__(self, machine: Machine, kind: Mapping[str, Any], *, tier: str, min_swap_bytes: int) -> None:
+        """``kind`` holds everything else that plans depend on, as JSON types."""
+        self._machine, self._tier, self._min_swap_bytes = machine, tier, min_swap_bytes
+        limits = {"tier": tier, "min_swap_bytes": min_swap_bytes}
+        self._kind = {
+            **kind,
+            **limits,
+            "machine": machine.name,
+            "link": _digest(_of_no_capacity(machine).to_json()),
+        }
+
+    def read(self, program: Program, *, spares: bool = False) -> CachedPlan | None:
+        """The plan last written for ``program``, verified; None if there is no valid one.
+
+        With ``spares`` it is the plan for steps that have shown part of the reserve to be unused.
+        """
+        file = self._file(program, spares)
+        return self._sound(program, file.read, f"the cached plan {file.path}")
+
+    def write(self, program: Program, planned: CachedPlan) -> None:
+        """Replaces the cached plan of ``program`` with the same ``spares`` by ``planned``."""
+        self._file(program, planned.room.spared_bytes > 0).write(planned.to_data())
+
+    def name(self, program: Program) -> str:
+        """Key shared by all interchangeable plans of ``program``."""
+        return f"plan-{_digest(json.dumps(self._key(program), sort_keys=True))}"
+
+    def pack(self, planned: CachedPlan) -> bytes:
+        """``planned`` for another process."""
+        return gzip.compress(as_json(planned.to_data()).encode())
+
+    def unpack(self, program: Program, packed: bytes) -> CachedPlan | None:
+        """The plan that another process packed for ``program``, verified; None if it is not valid here."""
+        return self._sound(program, lambda: json.loads(gzip.decompress(packed)), "another rank's plan")
+
+    def _sound(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> CachedPlan | None:
+        """The plan in the data of ``read``, verified for ``program``; None if there is no valid one."""
+        try:
+            if (data := read()) is None:
+                return None
+            planned = self._present(CachedPlan.from_data(data, len(program.ops)))
+            limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
+            check(planned.plan, program, planned.costs, planned.machine, **limits)
+        except (OSError, LmswapError, *DAMAGE) as error:
+            _log.warning("%s cannot be used, planning again: %s", what, error)
+            return None
+        return planned
+
+    def _key(self, program: Program) -> dict[str, Any]:
+        return {**self._kind, "program": program.digest}
+
+    def _file(self, program: Program, spares: bool) -> CacheFile:
+        return CacheFile.locate("plan", {**self._key(program), "spares": spares})
+
+    def _present(self, planned: CachedPlan) -> CachedPlan:
+        """``planned`` on its machine with the current capacity."""
+        capacity_bytes = self._machine.tier(self._tier).capacity_bytes
+        tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in planned.machine.tiers)
+        return replace(planned, machine=replace(planned.machine, tiers=tiers))
+
+
+def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
+    seconds = tuple(float(value) for value in data["seconds"])
+    scratch_bytes = tuple(int(value) for value in data["scratch_bytes"])
+    pieces = tuple(tuple(map(_piece, taken)) for taken in data["pieces"])
+    if not len(seconds) == len(scratch_bytes) == num_ops or len(pieces) not in (0, num_ops):
+        raise ValueError(f"costs of {len(seconds)}, {len(scratch_bytes)} and {len(pieces)} ops; there are {num_ops}")
+    return OpCosts(seconds, scratch_bytes, str(data["source"]), pieces)
+
+
+def _piece(data: Mapping[str, Any]) -> Piece:
+    result = data["result"]
+    return Piece(int(data["nbytes"]), None if result is None else int(result))
+
+
+def _of_no_capacity(machine: Machine) -> Machine:
+    return replace(machine, tiers=tuple(replace(tier, capacity_bytes=0) for tier in machine.tiers))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

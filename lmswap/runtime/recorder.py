@@ -1,0 +1,342 @@
+"""Recorder of steps: marks set by graphs and the engine's transfer records, read once the device has passed them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from lmswap.runtime._C import TransferRecord
+from lmswap.runtime.step_record import Curve, EndedStep, Graphs, MarkedStep, Peaks, SegmentKey, SegmentRun, StepRecord
+
+# A step whose ops are timed is queued in batches of this many ops, each started when it is fully queued: with marks
+# between ops the host is slower than many devices. A stream holds about a thousand items of queued work.
+_OPS_HELD = 128
+# Limit of forwards without a backward, as in evaluation with gradients enabled; no step has so many runs.
+_MOST_WAITING = 256
+
+
+class Clock(Protocol):
+    """The engine's marks, which pass when the device reaches them."""
+
+    def mark(self) -> int:
+        """Set a mark after the work queued so far."""
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether the device runs asynchronously to the host, and can be made to wait for it."""
+
+    def hold(self) -> None:
+        """Make the device wait before the work queued from now on, until `let_go`."""
+
+    def let_go(self) -> None:
+        """Let the device continue."""
+
+    def take_mark(self, mark: int) -> float:
+        """Return when the device passed the mark, in seconds of CLOCK_MONOTONIC; waits for that."""
+
+    def take_records(self) -> list[TransferRecord]:
+        """Return the transfers that have ended since the last call."""
+
+    def forget_marks(self, marks: list[int]) -> None:
+        """Discard marks without reading them."""
+
+    def forget_records(self, stop_seconds: float) -> None:
+        """Discard the records of transfers queued before that time of CLOCK_MONOTONIC."""
+
+
+class TensorMemory(Protocol):
+    """The device memory held by tensors; see `lmswap.hardware.memory.DeviceMemory`."""
+
+    def used_tensor_bytes(self) -> int:
+        """Return the bytes now, as seen by the host."""
+
+    def reports_changes(self) -> bool:
+        """Whether `tensor_changes` reports all changes; else the memory must be sampled."""
+
+    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
+        """Return the changes between two times of CLOCK_MONOTONIC, besides what has been sampled."""
+
+    def start_lap(self) -> None:
+        """Reset the peaks of the lap."""
+
+    def lap_peaks(self) -> tuple[int, int]:
+        """Return the peaks since then, of what counts against the budget and of tensors."""
+
+
+class Recorder:
+    """Collects the marks of the step under way; they are read one step later, when the device has passed them."""
+
+    def __init__(self, clock: Clock, memory: TensorMemory) -> None:
+        self._clock, self._memory = clock, memory
+        self._current = MarkedStep(time.perf_counter())
+        self._ops: list[int] = []  # marks of the segment under way
+        self._holds: list[tuple[int, int]] = []  # marks before and after each hold of the device in it
+        self._begun_seconds = 0.0  # host time when it began, shifted by the time of marks between its ops
+        self._watches = False  # whether its memory is sampled
+        self._begun_bytes = 0  # tensor bytes when it began
+        self._curves: dict[SegmentKey, Curve] = {}  # of planned segments, which allocate alike in each step
+        self._waiting: list[MarkedStep] = []  # earlier forwards that no backward has claimed
+        self._unread: tuple[MarkedStep, EndedStep] | None = None
+        self._last: StepRecord | None = None
+        self._last_training: StepRecord | None = None
+        self._transfers: list[TransferRecord] = []
+        self._unreported: deque[EndedStep] = deque(maxlen=_MOST_WAITING)
+        self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
+        self.num_steps = 0
+        self.ended: EndedStep | None = None  # the last step that ended
+        self.trained: EndedStep | None = None  # the last of them with a backward
+        self.highest: EndedStep | None = None  # the first of those with the highest peak
+
+    @property
+    def current_sequence(self) -> tuple[SegmentKey, ...]:
+        """The segments that have run in the step under way."""
+        return self._current.sequence
+
+    @property
+    def last_sequence(self) -> tuple[SegmentKey, ...]:
+        """The segments of the last step that ended."""
+        return self.ended.sequence if self.ended is not None else ()
+
+    @property
+    def times_ops(self) -> bool:
+        """Whether the ops of the step under way are timed."""
+        return self._current.times_ops
+
+    def time_ops(self) -> None:
+        """Time the ops of the next step."""
+        self._current.times_ops = True
+
+    def last(self) -> StepRecord | None:
+        """Return the last step that ended; waits for the device."""
+        self.end_if_complete()
+        if self._unread is not None:
+            stop = [*self._waiting, self._current][0].begun_seconds
+            unread, self._unread = self._unread, None
+            self._read(*unread, stop)
+        return self._last
+
+    def last_training(self) -> StepRecord | None:
+        """Return the last step with a backward, or else the last step; waits for the device."""
+        last = self.last()
+        return self._last_training or last
+
+    def take_ended(self) -> list[EndedStep]:
+        """Return the steps that have ended since the last call."""
+        ended = list(self._unreported)
+        self._unreported.clear()
+        return ended
+
+    def complete(self) -> EndedStep | None:
+        """Return the step under way with its peaks so far, if all forwards that may belong to it have run backward."""
+        if self._waiting or not self._current.is_complete:
+            return None
+        return self._current.ended(self.num_steps + 1, self._current.peaks.with_others(self._lap_peaks()))
+
+    @property
+    def pending_sequence(self) -> tuple[SegmentKey, ...]:
+        """The segments since the last step that ended; until a backward shows it, these may be of several steps."""
+        return sum((step.sequence for step in self._waiting), ()) + self._current.sequence
+
+    def pending(self) -> EndedStep:
+        """Return these segments as one step."""
+        peaks = self._lap_peaks()
+        for step in (*self._waiting, self._current):
+            peaks = peaks.with_others(step.peaks)
+        return EndedStep(self.num_steps + 1, self.pending_sequence, (), peaks)
+
+    def sample_memory(self) -> None:
+        """Sample the memory, unless its changes are reported or known."""
+        if self._watches:
+            begun = time.perf_counter()
+            self._sample(self._mark())
+            self._passed_since(begun)
+
+    def forget_curves(self) -> None:
+        """Sample the memory of segments again: they are about to follow other plans."""
+        self.last()
+        self._curves.clear()
+
+    def note_tier_bytes(self, nbytes: int) -> None:
+        """Note the bytes held in the tier; to be called when they have increased."""
+        if nbytes > self._current.peaks.tier_bytes:
+            self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
+
+    @contextmanager
+    def segment(self, key: SegmentKey, follows: Callable[[], Graphs] = tuple) -> Iterator[None]:
+        """Record one run of a segment; a forward that follows a backward begins a new step.
+
+        ``follows`` returns, at the end, the plan followed: the segment may have left that of its beginning.
+        """
+        start = self.begin_segment(key)
+        try:
+            yield
+        finally:
+            self.end_segment(key, start, follows())
+
+    def begin_segment(self, key: SegmentKey) -> int:
+        """Begin a run that cannot be wrapped in `segment`; pass the return value to `end_segment`."""
+        if self._begins_step(key):
+            self._end_step()
+        elif key[1] == "backward":
+            self._claim(key[0])
+        elif key in self._current.sequence:
+            self._wait()
+        self._ops.clear()
+        self._holds.clear()
+        if self.times_ops and self._clock.can_hold:
+            self._hold(self._mark())
+        self._begun_seconds = time.perf_counter()
+        is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
+        self._watches = is_wanted and not self._memory.reports_changes()
+        start = self._mark()
+        self._begun_bytes = self._sample(start)
+        return start
+
+    def begin_op(self) -> None:
+        """Note that the next op of the segment begins; the first begins with the segment."""
+        if self.times_ops:
+            begun = time.perf_counter()
+            self._ops.append(self._mark())
+            if self._holds and len(self._ops) % _OPS_HELD == 0:
+                self._clock.let_go()
+                self._hold(self._ops[-1])
+            self._passed_since(begun)
+
+    def _hold(self, before: int) -> None:
+        self._clock.hold()
+        self._holds.append((before, self._mark()))
+
+    def _passed_since(self, begun: float) -> None:
+        """Exclude the host's time since ``begun`` from the segment: in other steps it is not spent."""
+        self._begun_seconds += time.perf_counter() - begun
+
+    def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
+        """End the run that `begin_segment` began; ``follows``: the plan that it followed to its end."""
+        step = self._current
+        if self._holds:
+            self._clock.let_go()
+        if start not in step.marks:
+            return  # of an earlier step: the run was interrupted, and its context closed only now
+        end = self._mark()
+        if follows and key in self._curves and not self._watches:
+            curve = step.curves[start] = self._curves[key]
+            highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
+            step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
+        step.is_watched |= self._watches
+        host = self._begun_seconds, time.perf_counter()
+        step.add(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
+        self._watches = False
+        self._sample(end)
+
+    def end_if_complete(self) -> None:
+        """End the step under way if every forward in it has had its backward."""
+        if self._current.is_complete:
+            self._end_step()
+
+    def _mark(self) -> int:
+        mark = self._clock.mark()
+        self._current.marks.append(mark)
+        return mark
+
+    def _sample(self, mark: int) -> int:
+        nbytes = self._memory.used_tensor_bytes()
+        self._current.memory.append((mark, nbytes))
+        return nbytes
+
+    def _begins_step(self, key: SegmentKey) -> bool:
+        return key[1] != "backward" and self._current.trains
+
+    def _wait(self) -> None:
+        """Set aside what ran so far: a graph is run twice, in the same step, or because no backward will follow."""
+        self._end_lap()
+        current, self._current = self._current, MarkedStep(time.perf_counter())
+        self._waiting.append(current)
+        if len(self._waiting) > _MOST_WAITING:
+            self._end(self._waiting.pop(0))
+
+    def _claim(self, graph: int) -> None:
+        """Merge what was set aside into the step, as far as a backward of ``graph`` shows that it belongs there."""
+        while self._waiting and self._current.wants_forward(graph):
+            self._current = self._current.after(self._waiting.pop())
+
+    def _end_step(self) -> None:
+        self._end_lap()
+        ended = [*self._waiting, self._current]
+        self._waiting, self._current = [], MarkedStep(time.perf_counter())
+        for step in ended:
+            self._end(step)
+
+    def _end_lap(self) -> None:
+        self._current.peaks = self._current.peaks.with_others(self._lap_peaks())
+        self._memory.start_lap()
+
+    def _lap_peaks(self) -> Peaks:
+        return Peaks(*self._memory.lap_peaks())
+
+    def _end(self, step: MarkedStep) -> None:
+        self.num_steps += 1
+        ended = self.ended = step.ended(self.num_steps, step.peaks)
+        self._unreported.append(ended)
+        if step.trains:
+            self.trained = ended
+        if self.highest is None or ended.peaks.used_bytes > self.highest.peaks.used_bytes:
+            self.highest = ended
+        unread, self._unread = self._unread, (step, ended)
+        if unread is not None:
+            self._retire(*unread, step)
+
+    def _retire(self, step: MarkedStep, ended: EndedStep, following: MarkedStep) -> None:
+        """Read a step that can no longer be requested, if it is needed; else discard its marks."""
+        is_last_training = step.trains and not following.trains
+        if self.observers or step.is_watched or step.times_ops or is_last_training:
+            self._read(step, ended, following.begun_seconds)
+            return
+        *others, last = step.marks
+        self._clock.take_mark(last)  # waits, as reading does, so that the host stays less than two steps ahead
+        self._clock.forget_marks(others)
+        self._clock.forget_records(following.begun_seconds)
+
+    def _read(self, step: MarkedStep, ended: EndedStep, stop: float) -> None:
+        seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}
+        segments = tuple(
+            SegmentRun(
+                run.key,
+                seconds[run.start],
+                tuple(seconds[op] for op in run.ops),
+                seconds[run.end],
+                run.follows,
+                run.begun_seconds,
+                run.queued_seconds,
+                tuple((seconds[before], seconds[after]) for before, after in run.holds),
+            )
+            for run in step.runs
+        )
+        memory = [(seconds[mark], nbytes) for mark, nbytes in step.memory]
+        memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # segments sample at both ends
+        for run in step.runs:
+            memory += self._known_memory(step, run, seconds)
+        self._transfers += self._clock.take_records()
+        own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
+        self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
+        record = self._last = StepRecord(ended, segments, tuple(sorted(memory)), tuple(own))
+        if record.step.trains:
+            self._last_training = record
+        for observer in self.observers:
+            observer(record)
+
+    def _known_memory(
+        self, step: MarkedStep, run: SegmentRun[int], seconds: dict[int, float]
+    ) -> Iterator[tuple[float, int]]:
+        """Yield the tensor bytes within a run that was not sampled, from one that was; store those of one that was."""
+        begun_bytes = dict(step.memory)[run.start]
+        start, length = seconds[run.start], seconds[run.end] - seconds[run.start]
+        if run.start in step.curves:
+            yield from ((start + part * length, begun_bytes + more) for part, more in step.curves[run.start])
+        elif step.is_watched and run.follows:
+            seen = [(seconds[mark], nbytes) for mark, nbytes in step.memory if run.start < mark < run.end]
+            self._curves[run.key] = tuple(
+                ((when - start) / length if length else 0.0, nbytes - begun_bytes) for when, nbytes in seen
+            )
