@@ -21,7 +21,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan import make_plan, simulate
+from lmswap.planner import make_plan, simulate
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.picture import write_picture
 
@@ -71,23 +71,23 @@ def _save(figure: Figure, name: str) -> None:
 
 
 def _stages() -> Figure:
-    """The pipeline: folders, and what goes from one to the next."""
+    """The pipeline: packages, and what one passes to the next."""
     figure = Figure(figsize=(10, 2.9), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlim=(0, 10.2), ylim=(0, 2.9))
+    axes.set(xlim=(-0.15, 10.1), ylim=(0, 2.9))
     axes.axis("off")
     stages = [
-        ("capture", "what does a\nstep run?"),
-        ("analyze", "who is live\nwhen?"),
-        ("plan", "who leaves,\nand when?"),
-        ("rewrite", "the plan, in\nthe graphs"),
-        ("execute", "moves bytes,\nruns ops"),
+        ("capture", "traces one\ntraining step"),
+        ("analyze", "lifetimes and\nmemory curve"),
+        ("planner", "keep, swap or\nrecompute"),
+        ("rewrite", "inserts copies,\nrecomputation"),
+        ("runtime", "runs ops,\nmoves bytes"),
         ("reporting", "predicted and\nmeasured"),
     ]
-    handed = ["Program,\nOpCosts", "live ranges,\ngaps", "Plan", "graphs with\ncopies", "Timeline"]
-    for number, (name, question) in enumerate(stages):
-        _box(axes, (1.75 * number, 1.5, 1.2, 0.95), name, question)
-    for number, what in enumerate(handed):
+    passed = ["Program,\nOpCosts", "live ranges,\ngaps", "Plan", "graphs with\ncopies", "Timeline"]
+    for number, (name, task) in enumerate(stages):
+        _box(axes, (1.75 * number, 1.5, 1.2, 0.95), name, task)
+    for number, what in enumerate(passed):
         _arrow(axes, (1.75 * number + 1.2, 1.97), (1.75 * (number + 1), 1.97))
         axes.text(1.75 * number + 1.475, 1.42, what, ha="center", va="top", fontsize=7.5, color=_BLUE)
     axes.annotate(
@@ -102,11 +102,11 @@ def _stages() -> Figure:
         (5.85, 0.75),
         arrowprops={"arrowstyle": "->", "color": _GREEN, "connectionstyle": "arc3,rad=-.15"},
     )
-    axes.text(5.85, 0.6, "after the third and fourth step: what it really took", ha="center", va="top", color=_GREEN)
+    axes.text(5.85, 0.6, "after the third and fourth step: measured seconds and bytes", ha="center", va="top", color=_GREEN)
     axes.text(
         0.6,
         0.6,
-        "ir: the data that all share\nerrors: what can be wrong",
+        "ir: data types of all stages\nsession: joins them",
         ha="center",
         va="top",
         color=_GREY,
@@ -115,14 +115,14 @@ def _stages() -> Figure:
     return figure
 
 
-def _box(axes: Axes, place: tuple[float, float, float, float], name: str, question: str) -> None:
+def _box(axes: Axes, place: tuple[float, float, float, float], name: str, task: str) -> None:
     x, y, width, height = place
     style = FancyBboxPatch(
         (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.08", facecolor="#eef2f5", edgecolor=_FAINT
     )
     axes.add_patch(style)
     axes.text(x + width / 2, y + height * 0.74, name, ha="center", va="center", fontweight="bold")
-    axes.text(x + width / 2, y + height * 0.32, question, ha="center", va="center", fontsize=8)
+    axes.text(x + width / 2, y + height * 0.32, task, ha="center", va="center", fontsize=8)
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
