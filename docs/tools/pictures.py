@@ -102,7 +102,9 @@ def _stages() -> Figure:
         (5.85, 0.75),
         arrowprops={"arrowstyle": "->", "color": _GREEN, "connectionstyle": "arc3,rad=-.15"},
     )
-    axes.text(5.85, 0.6, "after the third and fourth step: measured seconds and bytes", ha="center", va="top", color=_GREEN)
+    axes.text(
+        5.85, 0.6, "after the third and fourth step: measured seconds and bytes", ha="center", va="top", color=_GREEN
+    )
     axes.text(
         0.6,
         0.6,
