@@ -37,6 +37,7 @@ from lmswap.session.replan_triggers import (
     counted,
     merged,
     needs_growth,
+    saves_by_accumulating,
     triggers,
 )
 from lmswap.session.retention import Retention, RetentionEstimate
@@ -146,9 +147,8 @@ class Replanner:
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
         seen = StepObservation(phase, peak_bytes, self._budget.held.nbytes)
-        may_accumulate = self._retention.may_accumulate(with_arena=arena is not None)
-        may_accumulate = may_accumulate and not step.adds_up and not self._options.verify
-        if may_accumulate and not is_distributed():  # ranks do so anyway
+        may_accumulate = self._retention.may_accumulate(with_arena=arena is not None) and not self._options.verify
+        if may_accumulate and saves_by_accumulating(step, seen.held_bytes) and not is_distributed():  # ranks do anyway
             seen = replace(seen, accumulated_bytes=self._plans.accumulated_bytes(step))
         if arena is not None and arena.num_unplaced:
             seen = replace(seen, has_misplaced=self._retention.assume_most())

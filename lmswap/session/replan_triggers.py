@@ -36,7 +36,7 @@ class StepObservation:
     phase: Phase  # that its run leads to
     peak_bytes: int  # of device memory in it
     held_bytes: int  # by tensors outside of steps, when the next one begins
-    accumulated_bytes: int | None = None  # outside of it, if it were to add up gradients; None: its caller does not
+    accumulated_bytes: int | None = None  # outside of it, if it accumulates gradients from now on; None: it does not
     in_use_bytes: int | None = None  # outside of steps, when the next one begins; None: not measured
     fragmented_bytes: int = 0  # by which its peak exceeds the budget through fragmentation
     settled_margin_bytes: int | None = None  # that suffices for growth from now on, if that is known
@@ -165,7 +165,7 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
     allowance = _counted_memory(step, seen)
     if seen.in_use_bytes is not None:
         shown["read_peak_bytes"] = seen.peak_bytes
-    if _begins_to_accumulate(step, seen):
+    if seen.accumulated_bytes is not None:
         joined = replace(joined, program=joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
     if seen.costs is not None:
         costs = seen.costs
@@ -245,22 +245,23 @@ def merged(
     )
 
 
-def _begins_to_accumulate(step: PlannedStep, seen: StepObservation) -> bool:
-    """Whether ``step`` accumulates each gradient as it is computed from now on: only if memory is short."""
-    can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
-    is_short = step.moves or step.is_overdrawn or _excess_held_bytes(step, seen) > GROWTH_BYTES
-    return seen.accumulated_bytes is not None and can_begin and is_short
+def saves_by_accumulating(step: PlannedStep, held_bytes: int) -> bool:
+    """Whether ``step`` should accumulate each gradient as it is computed, if its caller adds gradients up.
+
+    ``held_bytes`` are held by tensors outside of steps. Only where memory is short: gradients then die one by one.
+    """
+    is_short = step.moves or step.is_overdrawn or _excess_held_bytes(step, held_bytes) > GROWTH_BYTES
+    return is_short and step.joined.program.kind_of_gradients is BufferKind.GRADIENT
 
 
-def _excess_held_bytes(step: PlannedStep, seen: StepObservation) -> int:
+def _excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
     """Return how many bytes more than planned tensors outside of ``step`` hold: kept gradients, averages."""
-    return seen.held_bytes - step.allowance.tensor_bytes - step.allowance.reserve_bytes
+    return held_bytes - step.allowance.tensor_bytes - step.allowance.reserve_bytes
 
 
 def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
-    allowance, excess_bytes = step.allowance, _excess_held_bytes(step, seen)
-    if _begins_to_accumulate(step, seen):
-        assert seen.accumulated_bytes is not None
+    allowance, excess_bytes = step.allowance, _excess_held_bytes(step, seen.held_bytes)
+    if seen.accumulated_bytes is not None:
         allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
     elif excess_bytes > GROWTH_BYTES:
         allowance = allowance.with_held(excess_bytes)

@@ -30,6 +30,7 @@ from lmswap.session.replan_triggers import (
     counted,
     merged,
     needs_growth,
+    saves_by_accumulating,
     triggers,
 )
 from lmswap.session.retention import Retention
@@ -161,7 +162,7 @@ def test_growth_of_the_first_steps_beyond_the_margin_causes_a_replan(phase):
     assert found(step, fragmented) == (WarmUpGrowth(0, 16 * MIB),)
 
 
-def test_gradients_are_accumulated_from_now_on_if_memory_is_short():
+def test_gradients_are_accumulated_from_now_on():
     step = planned("swap_all")
     assert step.moves
     seen = shown(step, accumulated_bytes=3 * MIB)
@@ -172,12 +173,17 @@ def test_gradients_are_accumulated_from_now_on_if_memory_is_short():
     fewer = counted(step, replace(seen, held_bytes=0))
     assert fewer.allowance == after.allowance  # what is held less now was planned for, and may come
     assert after.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
-    assert found(after, shown(after, accumulated_bytes=3 * MIB)) == ()
-    unmoved = planned()
-    assert found(unmoved, shown(unmoved, accumulated_bytes=3 * MIB)) == ()
-    assert found(replace(unmoved, is_overdrawn=True), shown(unmoved, accumulated_bytes=3 * MIB)) == (
-        AccumulatedGradients(),
-    )
+    assert found(after, shown(after)) == ()
+
+
+def test_accumulating_saves_memory_where_it_is_short_and_once():
+    moving, unmoved = planned("swap_all"), planned()
+    planned_bytes = unmoved.allowance.tensor_bytes + unmoved.allowance.reserve_bytes
+    assert saves_by_accumulating(moving, 0)
+    assert not saves_by_accumulating(counted(moving, shown(moving, accumulated_bytes=MIB)), 0)
+    assert not saves_by_accumulating(unmoved, planned_bytes + GROWTH_BYTES)
+    assert saves_by_accumulating(unmoved, planned_bytes + GROWTH_BYTES + 1)
+    assert saves_by_accumulating(replace(unmoved, is_overdrawn=True), 0)
 
 
 def test_a_misplaced_tensor_causes_a_replan():
