@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmswap.analyze.memory import StepMemory
 from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan, Recompute, Swap
-from lmswap.ir.schedule import schedule
 from lmswap.planner.memory.pack_tier import assign_offsets
 from lmswap.planner.problem import Problem
 from lmswap.planner.simulate import simulate_swaps
@@ -20,8 +18,7 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
     Raises:
         TierError: the tier is too small for the host copies held at one time.
     """
-    runs = schedule(problem.memory.program, recomputes)
-    memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
+    runs, memory = problem.scheduled(recomputes)
     placed, capacity_bytes = assign_offsets(runs.program, swaps)
     if capacity_bytes > problem.tier.held_bytes:
         raise TierError(

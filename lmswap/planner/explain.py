@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from lmswap.analyze.liveness import gaps
-from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.repeatable import exposed_buffers, repeatable_ops
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind
-from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane
 from lmswap.planner.problem import Problem
 from lmswap.planner.simulate import simulate_swaps
@@ -30,8 +28,7 @@ def explain_plan(problem: Problem, plan: Plan) -> dict[int, str]:
 
 class _Explainer:
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        runs = schedule(problem.memory.program, plan.recomputes)
-        memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
+        runs, memory = problem.scheduled(plan.recomputes)
         timeline = simulate_swaps(memory, problem.machine, plan.swaps)
         self._problem, self._memory = problem, memory
         self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
