@@ -349,8 +349,8 @@ def test_unknown_commands_and_missing_arguments_show_the_usage(arguments, capsys
 
 def test_help_needs_neither_torch_nor_matplotlib():
     code = (
-        "import sys\nfrom lmswap import cli\n"
-        "try: cli.main(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
+        "import sys\nfrom lmswap.cli import entry\n"
+        "try: entry.main(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
