@@ -25,7 +25,9 @@ def frozen_objects() -> None:
     """Excludes from collections what exists before the tests of a module run.
 
     Many tests collect garbage, which took up to a second where it visited all of torch and its tools. For each module
-    again, as tracing imports more and more.
+    again, as tracing imports more and more. Finalizers may leave garbage to the next collection, and what is frozen is
+    never collected.
     """
-    gc.collect()
+    for _ in range(3):
+        gc.collect()
     gc.freeze()

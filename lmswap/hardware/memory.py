@@ -19,7 +19,7 @@ from lmswap.hardware.host_memory import (
     reset_peak_resident,
     resident_bytes,
 )
-from lmswap.hardware.peak_tracker import PeakTracker
+from lmswap.hardware.peak_tracker import PeakTracker, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -220,7 +220,7 @@ class CudaMemory:
         self._cuda.synchronize(self._device)
 
     def close(self) -> None:  # noqa: D102
-        return
+        self._tensor_peak.stop()
 
     def _now(self, figure: str) -> int:
         return int(self._stats(self._device.index or 0)[figure]["all"]["current"])
@@ -235,13 +235,14 @@ class CpuMemory:
         from lmswap.runtime import _C
 
         self._heap, self._device, self._is_open = _C, device, True
+        self._watches: list[Watch] = []
         _C.heap_install(_HEAP_THRESHOLD_BYTES, _HEAP_LIBRARIES)
         CpuMemory._num_open += 1
         try:
             self.trim()  # free memory would hide as much growth when it is released later
             self._base_bytes = resident_bytes()
-            self._peak, self._lap_peak = _RESIDENT.watch(), _RESIDENT.watch()
-            self._tensor_peak, self._lap_tensor_peak = _live().watch(), _live().watch()
+            self._peak, self._lap_peak = self._watch(_RESIDENT), self._watch(_RESIDENT)
+            self._tensor_peak, self._lap_tensor_peak = self._watch(_live()), self._watch(_live())
         except BaseException:
             self.close()
             raise
@@ -313,9 +314,16 @@ class CpuMemory:
     def synchronize(self) -> None:  # noqa: D102
         return
 
+    def _watch(self, tracker: PeakTracker) -> Watch:
+        watch = tracker.watch()
+        self._watches.append(watch)
+        return watch
+
     def close(self) -> None:  # noqa: D102
         if self._is_open:
             self._is_open = False
+            for watch in self._watches:
+                watch.stop()
             CpuMemory._num_open -= 1
             if CpuMemory._num_open == 0:
                 self._heap.heap_uninstall()

@@ -28,6 +28,11 @@ class PeakTracker:
         watch.restart()
         return watch
 
+    def forget(self, watch: Watch) -> None:
+        """Ends an observer: restarts of others no longer keep its peak."""
+        with self._lock:
+            self._watches = [known for known in self._watches if known() not in (None, watch)]
+
     def since(self, watch: Watch) -> int:
         """The highest value since ``watch`` started."""
         with self._lock:
@@ -58,3 +63,8 @@ class Watch:
     def restart(self) -> None:
         """Restarts from the current value."""
         self._mark.restart(self)
+
+    def stop(self) -> None:
+        """Ends the observer; `value` stays at least what it was. Idempotent."""
+        self.earlier = self.value()
+        self._mark.forget(self)

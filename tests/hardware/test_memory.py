@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from lmswap.hardware import memory as memory_module
 from lmswap.hardware.memory import CpuMemory, device_memory
 from lmswap.runtime import _C
 
@@ -85,3 +86,11 @@ def test_cuda_counts_what_torch_allocated():
     assert (memory.used_bytes(), memory.peak_bytes()) == (before, before + 32 * MIB)
     assert memory.free_bytes() <= memory.total_bytes()
     memory.close()
+
+
+def test_a_closed_memory_is_observed_no_longer(memory):
+    trackers = memory_module._RESIDENT, memory_module._live()
+    before = [len(tracker._watches) for tracker in trackers]
+    memory.close()
+    assert [len(tracker._watches) for tracker in trackers] == [number - 2 for number in before]
+    assert memory.peak_bytes() >= 0
