@@ -69,8 +69,9 @@ class Hooks(threading.local):
 
     def take_back(self) -> None:
         """Pop hooks that an interrupted `on` left; call it only while this model does not run in this thread."""
-        left, self._pushed = self._pushed, None
-        if left in _PUSHED.pairs:
-            _PUSHED.pairs.remove(left)
+        left = self._pushed
         if left is not None and top_saved_tensor_hooks() == left:
             pop_saved_tensor_hooks()
+        if left in _PUSHED.pairs:
+            _PUSHED.pairs.remove(left)
+        self._pushed = None  # last: a signal before leaves the rest to the next call

@@ -139,8 +139,9 @@ def test_settings_that_torch_makes_for_a_call_are_restored_despite_a_signal():
     assert config.automatic_dynamic_shapes == before
 
 
-# A file of /proc that was just opened as a signal came is closed when it is dropped, and Python says so.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
+# A file of /proc that was just opened as a signal came is closed when it is dropped, and Python says so; what a handler
+# raises in a callback of a weak reference, as Dynamo has them, Python only reports.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", ["fx", "eager"])
 def test_steps_under_many_signals_fail_or_are_correct_and_nothing_is_retraced(path):
     torch.compiler.reset()
