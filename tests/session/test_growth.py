@@ -39,7 +39,9 @@ class Resident:
     def watch(self):
         """A mark of its peak, for which the heap has had no more than tensors then."""
         watch = memory._live().watch()
-        return SimpleNamespace(value=lambda: self.other_bytes + 2**40 + watch.value(), restart=watch.restart)
+        return SimpleNamespace(
+            value=lambda: self.other_bytes + 2**40 + watch.value(), restart=watch.restart, stop=watch.stop
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
