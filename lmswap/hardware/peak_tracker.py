@@ -18,7 +18,7 @@ class PeakTracker:
         """``read`` returns the highest value since ``reset``, which restarts from the current value."""
         self._read, self._reset = read, reset
         self._watches: list[weakref.ref[Watch]] = []  # a `WeakSet` takes several times as long to go through
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection within may close a model, which stops its observers
 
     def watch(self) -> Watch:
         """Returns an observer that starts now."""
