@@ -47,8 +47,8 @@ class EmulatedDriver:
                 subprocess.run(command, input=whole, text=True, check=True)
         os.environ.setdefault("EMULATED_GPU_DEVICES", "2")  # one to compute, and its peer
         self._library = ctypes.CDLL(self.path)
-        for told in (self._library.emulated_gpu_take_violations, self._library.emulated_gpu_held):
-            told.restype = ctypes.c_char_p
+        for reported in (self._library.emulated_gpu_take_violations, self._library.emulated_gpu_held):
+            reported.restype = ctypes.c_char_p
         self._library.emulated_gpu_bytes_of.restype = ctypes.c_void_p
         self._library.emulated_gpu_bytes_of.argtypes = [ctypes.c_void_p]
         self._library.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4

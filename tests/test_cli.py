@@ -245,8 +245,8 @@ def test_a_file_that_holds_no_program_is_named(capsys):
 def test_the_help_of_plan_names_every_policy(capsys):
     with pytest.raises(SystemExit):
         entry.main(["plan", "--help"])
-    told = capsys.readouterr().out.partition("  --policy")[2].partition("  --effort")[0]
-    assert set(POLICIES) <= set(re.findall(r"\w+", told))
+    reported = capsys.readouterr().out.partition("  --policy")[2].partition("  --effort")[0]
+    assert set(POLICIES) <= set(re.findall(r"\w+", reported))
 
 
 def test_an_error_in_a_process_of_its_own_has_no_traceback(files):

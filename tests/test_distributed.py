@@ -276,7 +276,7 @@ def run(case, *, is_enabled):
     if not is_enabled:
         return found, {}
     report = lmswap.report(managed)
-    told = {
+    reported = {
         "swapped_bytes": report.tier_highest_bytes,
         "recomputed_bytes": report.recomputed_bytes,
         "peak_bytes": report.highest_peak_bytes,
@@ -286,7 +286,7 @@ def run(case, *, is_enabled):
         "plan": report.plan_origin,
     }
     lmswap.disable(managed)
-    return found, told
+    return found, reported
 
 
 def outcome(case):
@@ -294,10 +294,10 @@ def outcome(case):
     expected, _ = run(case, is_enabled=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        actual, told = run(case, is_enabled=True)
+        actual, reported = run(case, is_enabled=True)
     differing = [at for at, pair in enumerate(zip(actual, expected, strict=True)) if not torch.equal(*pair)]
     exceeded = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetExceeded)]
-    return {"compared": len(actual), "differing": differing, "exceeded": exceeded, **told}
+    return {"compared": len(actual), "differing": differing, "exceeded": exceeded, **reported}
 
 
 def run_cases(rank, world, folder, names, device):
@@ -394,24 +394,24 @@ def die_within(rank, world, folder, compiler):
         network, compiler=compiler, policy="swap_all", budget="1GiB", min_swap_bytes=1024, disk_directory=str(swapped)
     )
     model = DDP(network)
-    told = {"steps": 0, "error": ""}
+    reported = {"steps": 0, "error": ""}
 
     def dies(_):
-        if told["steps"] == 2 and rank == world - 1:
+        if reported["steps"] == 2 and rank == world - 1:
             os._exit(7)
 
     network.head.weight.register_hook(dies)
     try:
-        while told["steps"] < 5:
+        while reported["steps"] < 5:
             model(batch()).square().mean().backward()
-            told["steps"] += 1
+            reported["steps"] += 1
     except RuntimeError as error:
-        told["error"] = str(error)
-    told["left_bytes"] = lmswap.report(network).tier_used_bytes
+        reported["error"] = str(error)
+    reported["left_bytes"] = lmswap.report(network).tier_used_bytes
     lmswap.disable(network)
-    told["files"] = [str(file) for file in swapped.iterdir()]
-    told["open"] = [file for file in open_files() if str(swapped) in file]
-    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    reported["files"] = [str(file) for file in swapped.iterdir()]
+    reported["open"] = [file for file in open_files() if str(swapped) in file]
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(reported))
     os._exit(0)  # the process group has lost a member
 
 
@@ -425,11 +425,11 @@ def open_files():
 @pytest.mark.parametrize("compiler", ["fx", pytest.param("eager", marks=pytest.mark.slow)])
 def test_when_a_rank_dies_in_mid_step_the_others_raise_and_clean_up(tmp_path, compiler):
     assert end(start(die_within, 2, str(tmp_path), compiler), seconds=400) == [0, 7]
-    told = json.loads((tmp_path / "0.json").read_text())
-    assert told["steps"] == 2
-    assert "peer" in told["error"]
-    assert told["files"] == told["open"] == []
-    assert told["left_bytes"] == 0
+    reported = json.loads((tmp_path / "0.json").read_text())
+    assert reported["steps"] == 2
+    assert "peer" in reported["error"]
+    assert reported["files"] == reported["open"] == []
+    assert reported["left_bytes"] == 0
 
 
 def started_by_torchrun(rank, world, folder, seconds=300):
@@ -448,7 +448,7 @@ def started_by_torchrun(rank, world, folder, seconds=300):
 def plan_together(rank, world, folder):
     """Trains under the same budget on all ranks, then under another on each; writes down by which plans."""
     started_by_torchrun(rank, world, folder)
-    told = []
+    reported = []
     for budgets in (("150MiB",) * world, ("150MiB", "250MiB")):
         torch.compiler.reset()
         torch.manual_seed(0)
@@ -458,7 +458,7 @@ def plan_together(rank, world, folder):
         losses = [*plainly(model, steps=1, batch=lambda: torch.randn(2**16, 32))]
         (session,) = api.sessions()
         step = session.current_step()
-        told.append(
+        reported.append(
             {
                 "origin": step.origin,
                 "plan": step.plan.to_json(),
@@ -469,7 +469,7 @@ def plan_together(rank, world, folder):
             }
         )
         lmswap.disable(network)
-    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(reported))
     dist.destroy_process_group()
 
 
@@ -480,14 +480,15 @@ def test_local_ranks_with_equal_budgets_measure_together_and_follow_one_plan(tmp
     (one, one_apart), (other, other_apart) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one["plan"] == other["plan"]
     assert sorted(["made by another rank of this machine", "made in"]) == sorted(
-        told["origin"] if told["origin"].startswith("made by") else told["origin"][:7] for told in (one, other)
+        reported["origin"] if reported["origin"].startswith("made by") else reported["origin"][:7]
+        for reported in (one, other)
     )
     assert (one["machine"], one["link"]) == (other["machine"], other["link"])
     assert one["link"] == repr(Link(Rate.constant(1e9 / 2), Rate.constant(1e9)))  # the slower rank's
     assert any("2 ranks of this machine swap at once" in note for note in one["notes"])
     assert one_apart["plan"] != other_apart["plan"]
-    assert all(told["origin"].startswith("made in") for told in (one_apart, other_apart))
-    assert all(told["finite"] for told in (one, other, one_apart, other_apart))
+    assert all(reported["origin"].startswith("made in") for reported in (one_apart, other_apart))
+    assert all(reported["finite"] for reported in (one, other, one_apart, other_apart))
 
 
 def plan_again(rank, world, folder, ranks_that_learn):
@@ -516,7 +517,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
     losses = [*plainly(DDP(network), steps=6, batch=large_batch)]
     (session,) = api.sessions()
     step = session.current_step()
-    told = {
+    reported = {
         "origin": step.origin,
         "first": made.count(1),
         "tells": len(tells),
@@ -525,7 +526,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
         "left_bytes": lmswap.report(network).tier_used_bytes,
     }
     lmswap.disable(network)
-    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(reported))
     dist.destroy_process_group()
 
 
@@ -537,13 +538,13 @@ def plan_again(rank, world, folder, ranks_that_learn):
 )
 def test_replans_of_one_local_rank_are_followed_by_the_others(tmp_path, ranks_that_learn):
     assert end(start(plan_again, 2, str(tmp_path), ranks_that_learn), seconds=600) == [0, 0]
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert told[0]["plan"] == told[1]["plan"]
-    assert sum(rank["first"] for rank in told) == 1  # each by the first that came to it
-    assert sum(rank["tells"] for rank in told) == 1
-    assert all(re.match("replanned after step [34]:", rank["origin"]) for rank in told)
-    assert sum("made by another rank of this machine" in rank["origin"] for rank in told) == 1
-    assert all(rank["finite"] and rank["left_bytes"] == 0 for rank in told)
+    reported = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert reported[0]["plan"] == reported[1]["plan"]
+    assert sum(rank["first"] for rank in reported) == 1  # each by the first that came to it
+    assert sum(rank["tells"] for rank in reported) == 1
+    assert all(re.match("replanned after step [34]:", rank["origin"]) for rank in reported)
+    assert sum("made by another rank of this machine" in rank["origin"] for rank in reported) == 1
+    assert all(rank["finite"] and rank["left_bytes"] == 0 for rank in reported)
 
 
 def enable_alone(rank, world, folder):

@@ -246,12 +246,12 @@ def test_a_call_from_a_second_thread_during_a_backward_is_refused():
     model, data = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), policy="swap_all"), torch.randn(8, 64)
     model(data).sum().backward()
     recorder = lmswap.api._sessions[model].engine.recorder
-    begin, told = recorder.begin_segment, []
+    begin, reported = recorder.begin_segment, []
 
     def call():
         with pytest.raises(OptionError, match=r"called while its backward runs in another thread.*take turns"):
             model(data)
-        told.append(True)
+        reported.append(True)
 
     def begin_segment(key):
         if key[1] == "backward":
@@ -262,7 +262,7 @@ def test_a_call_from_a_second_thread_during_a_backward_is_refused():
 
     recorder.begin_segment = begin_segment
     model(data).sum().backward()
-    assert told == [True]
+    assert reported == [True]
     lmswap.disable(model)
 
 
@@ -348,9 +348,9 @@ def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_ga
 
     *_, expected = drive(plain)
     lmswap.enable(model, budget="270MiB", min_swap_bytes=4096)
-    with pytest.warns(BudgetExceeded) as told:
+    with pytest.warns(BudgetExceeded) as reported:
         *_, report, actual = drive(model)
-    assert any("2 forwards ran before their backward" in str(warning.message) for warning in told)
+    assert any("2 forwards ran before their backward" in str(warning.message) for warning in reported)
     assert all(map(torch.equal, actual, expected))
     callers_bytes = 2 * data.nbytes  # the second loss's batch and what its mean reads
     assert report.measured.peak_bytes <= report.predicted_peak_bytes + callers_bytes + 2**20

@@ -89,8 +89,8 @@ def test_every_reader_refuses_binary_files(commands, reader, kind, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     make, said = KINDS[kind]
     make(tmp_path / "given.json")
-    told = commands[reader](str(tmp_path / "given.json"))
-    assert said in told and str(tmp_path / "given.json") in told
+    reported = commands[reader](str(tmp_path / "given.json"))
+    assert said in reported and str(tmp_path / "given.json") in reported
 
 
 @pytest.mark.parametrize("path", PATHS, ids=["NUL", "a long name", "a long path"])

@@ -156,8 +156,10 @@ def test_make_knows_each_target(command):
 def test_make_targets_compile_modules_in_every_environment(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     check = 'check: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"'
-    told = subprocess.run(["make", "--no-print-directory", f"--eval={check}", "check"], cwd=ROOT, capture_output=True)
-    assert told.stdout == b"[]\n"
+    reported = subprocess.run(
+        ["make", "--no-print-directory", f"--eval={check}", "check"], cwd=ROOT, capture_output=True
+    )
+    assert reported.stdout == b"[]\n"
 
 
 def write_plan(path: Path) -> None:

@@ -44,11 +44,11 @@ def _train_and_die(settings: train.Settings, data: DataSet, moment: int) -> None
             os.kill(os.getpid(), signal.SIGKILL)
 
     for name in ("replace", "fsync"):
-        setattr(os, name, told(getattr(os, name), before))
+        setattr(os, name, reported(getattr(os, name), before))
     run(settings, data)
 
 
-def told(call: Callable[..., object], before: Callable[[str], object]) -> Callable[..., object]:
+def reported(call: Callable[..., object], before: Callable[[str], object]) -> Callable[..., object]:
     """``call``, with its name passed to ``before`` first."""
 
     def wrapped(*arguments: object) -> object:

@@ -169,8 +169,8 @@ def test_skipped_links_are_reported():
     results = make_results()
     assert "Left out" not in findings.link_table(results).note
     on_gpu = replace(results, settings=replace(results.settings, device="cuda"))
-    told = findings.link_table(on_gpu).note
-    assert "Left out, as this device copies nothing as fast, its own memory included: pcie3, pcie4," in told
+    reported = findings.link_table(on_gpu).note
+    assert "Left out, as this device copies nothing as fast, its own memory included: pcie3, pcie4," in reported
 
 
 def links_of(runner):

@@ -188,10 +188,10 @@ def test_differences_of_torchs_tracing_are_distinguished_from_lmswaps(memory, mo
 )
 def test_notes_of_the_report_explain_rounding_differences_only(memory, monkeypatch, off, verdict, by):
     def said(training):
-        told = replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))
+        reported = replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))
         kept = {name: (1 + off) * result for name, result in training.kept.items() if result.is_floating_point()}
         kept = training.kept | kept
-        return changed(replace(training, report=told, kept=kept))
+        return changed(replace(training, report=reported, kept=kept))
 
     tampered(monkeypatch, lambda way: way.policy is not None, said)
     found = check(trial(Deep), "hooks", ["swap_all"], memory)  # also where hooks took over from graphs

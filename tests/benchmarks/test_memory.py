@@ -52,16 +52,16 @@ class CountingMeter:
 
 
 def test_the_sampler_reads_in_time_order_and_stops_with_its_block():
-    meter, told = CountingMeter(), []
+    meter, reported = CountingMeter(), []
     start = time.perf_counter()
-    with MemorySampler(meter, told.append, period_seconds=0.001) as sampler:
-        while len(told) < 5:
+    with MemorySampler(meter, reported.append, period_seconds=0.001) as sampler:
+        while len(reported) < 5:
             time.sleep(0.001)
         time.sleep(0.003)  # into the middle of a reading
     end = time.perf_counter()
     calls = meter.calls
     samples = sampler.between(start, end)
-    assert [nbytes for _, nbytes in samples] == told == list(range(1, calls + 1))
+    assert [nbytes for _, nbytes in samples] == reported == list(range(1, calls + 1))
     assert samples == sorted(samples) and samples[0][0] >= 0
     middle = start + samples[2][0]
     assert sampler.between(middle, end) == [(pytest.approx(t - samples[2][0]), n) for t, n in samples[2:]]

@@ -15,7 +15,7 @@ from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.dataset import prepare_data
 from benchmarks.unet3d.split import draw_split
 from benchmarks.unet3d.train import BEST, CHECKPOINT, LOG, Settings
-from tests.benchmarks.killed import SMALL, run, start, told
+from tests.benchmarks.killed import SMALL, reported, run, start
 from tests.benchmarks.scans import make_subject
 
 EPOCHS = 2
@@ -48,7 +48,7 @@ def uninterrupted(data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "UNet3d", SMALL)
         for name in ("replace", "fsync"):
-            patch.setattr(os, name, told(getattr(os, name), calls.append))
+            patch.setattr(os, name, reported(getattr(os, name), calls.append))
         run(Settings(32, EPOCHS, 0, "conv", "fp32", "cpu", None, output), data)
     return output, len(calls)
 

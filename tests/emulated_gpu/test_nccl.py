@@ -73,19 +73,19 @@ def run(rank, world, folder):
     take_gpu(rank, world)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    told = {"differing": differing(rank), "out_of_order": out_of_order(rank)}
+    reported = {"differing": differing(rank), "out_of_order": out_of_order(rank)}
     dist.destroy_process_group()
-    told["violations"] = take_violations()
-    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    reported["violations"] = take_violations()
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(reported))
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def reported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     assert end(start(run, WORLD, str(folder)), seconds=400) == [0] * WORLD
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("what", ["differing", "out_of_order", "violations"])
-def test_collectives_of_any_type_size_and_stream_are_correct(told, what):
-    assert [rank[what] for rank in told] == [[]] * WORLD
+def test_collectives_of_any_type_size_and_stream_are_correct(reported, what):
+    assert [rank[what] for rank in reported] == [[]] * WORLD

@@ -158,5 +158,7 @@ def test_the_environment_sets_what_kernels_take():
     script = "import torch; from tools.emulated_gpu import machine; machine.start(); from tests.emulated_gpu.test_time "
     script += "import seconds_by_events; x = torch.ones(1, device='cuda'); print(seconds_by_events(lambda: x.add_(1)))"
     environment = {**os.environ, "EMULATED_GPU_KERNEL_LATENCY": "0.05"}
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert float(told.stdout) >= 0.05
+    reported = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert float(reported.stdout) >= 0.05

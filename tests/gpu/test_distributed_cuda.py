@@ -24,8 +24,8 @@ _TIMEOUT = timedelta(seconds=15)
 
 def die_within(rank, world, folder):
     """The last rank dies in the third backward; the errors of the others go to a file."""
-    told = os.open(f"{folder}/told-{rank}", os.O_CREAT | os.O_WRONLY)
-    os.dup2(told, 2)
+    reported = os.open(f"{folder}/reported-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(reported, 2)
     take_gpu(rank, world)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
@@ -52,7 +52,7 @@ def die_within(rank, world, folder):
 def test_when_a_rank_dies_in_mid_step_the_others_end_within_the_timeout_and_leave_nothing(tmp_path):
     assert end(start(die_within, 2, str(tmp_path)), seconds=300) == [-signal.SIGABRT, 7]  # NCCL's watchdog ends a rank
     assert (tmp_path / "steps-0").read_text() == "2"
-    assert "Watchdog caught collective operation timeout" in (tmp_path / "told-0").read_text()
+    assert "Watchdog caught collective operation timeout" in (tmp_path / "reported-0").read_text()
     assert [*(tmp_path / "swapped-0").iterdir()] == [*(tmp_path / "swapped-1").iterdir()] == []
 
 

@@ -181,8 +181,8 @@ def test_torchrun_ranks_that_evaluate_and_resume_are_bitwise_equal_to_ranks_with
         root = Path(__file__).parents[2]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        told = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
-        return torch.load(folder / "weights.pt"), told
+        reported = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+        return torch.load(folder / "weights.pt"), reported
 
     expected, plainly = run("plain")
     actual, managed = run("managed", "6GiB")

@@ -26,10 +26,10 @@ def main(folder: Path, budget: str | None = None) -> None:
     if rank == 0:
         torch.save(found, folder / "weights.pt")
     report = callback.report if callback else None
-    told = {"swapped_out_bytes": report.swapped_out_bytes, "notes": report.notes} if report else {}
+    reported = {"swapped_out_bytes": report.swapped_out_bytes, "notes": report.notes} if report else {}
     evaluations = [entry["eval_loss"] for entry in resumed.state.log_history if "eval_loss" in entry]
-    told |= {"world": resumed.args.world_size, "evaluations": evaluations}
-    (folder / f"{rank}.json").write_text(json.dumps(told))
+    reported |= {"world": resumed.args.world_size, "evaluations": evaluations}
+    (folder / f"{rank}.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from tests.training import same_bits
 events = []
 
 
-@torch.library.custom_op("lmswap_tests::told", mutates_args=())
-def told(x: torch.Tensor, name: str) -> torch.Tensor:
+@torch.library.custom_op("lmswap_tests::reported", mutates_args=())
+def reported(x: torch.Tensor, name: str) -> torch.Tensor:
     events.append(name)
     return x * 1
 
 
-@told.register_fake
+@reported.register_fake
 def _(x, name):
     return torch.empty_like(x)
 
@@ -29,7 +29,7 @@ def _name(ctx, inputs, output):
     ctx.name = f"backward of {inputs[1]}"
 
 
-told.register_autograd(lambda ctx, gradient: (told(gradient, ctx.name), None), setup_context=_name)
+reported.register_autograd(lambda ctx, gradient: (reported(gradient, ctx.name), None), setup_context=_name)
 
 
 class Net(nn.Module):
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         for number, layer in enumerate(self.layers):
-            x = torch.tanh(layer(told(x, f"layer {number}")))
+            x = torch.tanh(layer(reported(x, f"layer {number}")))
         return x
 
 
@@ -86,8 +86,8 @@ def test_each_layers_gradient_arrives_before_the_backward_of_the_next_begins(com
     for _ in range(5):  # planned again meanwhile
         events.clear()
         model(batch()).sum().backward()
-        told = [event for event in events if event.startswith(("gradient", "backward"))]
-        assert told[-len(expected) :] == expected  # ops are metered before
+        reported = [event for event in events if event.startswith(("gradient", "backward"))]
+        assert reported[-len(expected) :] == expected  # ops are metered before
     lmswap.disable(model)
 
 

@@ -128,15 +128,15 @@ def test_loops_that_made_up_values_may_never_end_are_not_tried(monkeypatch):
 
 
 def test_progress_counts_the_ops_that_are_timed_once_for_all_like_them(monkeypatch):
-    told = []
-    monkeypatch.setattr(benchmark, "set_progress", lambda *of: told.append(of))
+    reported = []
+    monkeypatch.setattr(benchmark, "set_progress", lambda *of: reported.append(of))
     model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.GELU())])
     case = Case(lambda: model, lambda: torch.rand(4, 8, requires_grad=True))
     (recording,) = metered(monkeypatch, case)
-    total = len(told)
+    total = len(reported)
     assert 0 < total < sum(not op.is_view for op in recording.lowered[0].program.ops)
-    assert [count for count, _, _ in told] == list(range(1, total + 1))
-    assert {of for _, of, _ in told} == {total}
-    shares = [share for _, _, share in told]
+    assert [count for count, _, _ in reported] == list(range(1, total + 1))
+    assert {of for _, of, _ in reported} == {total}
+    shares = [share for _, _, share in reported]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
