@@ -20,7 +20,6 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Program
-from lmswap.ir.schedule import schedule
 from lmswap.planner.build_plan import build_plan
 from lmswap.planner.problem import Problem
 
@@ -40,8 +39,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
     for share in range(_SHARES, -1, -1):
         kept = saved.values if share == _SHARES else knapsack.best(_PARTS * share // _SHARES)
         recomputes = saved.recomputes(kept)
-        runs = schedule(memory.program, recomputes)
-        peak_bytes = StepMemory(runs.program, runs.costs(memory.costs)).peak.nbytes
+        peak_bytes = memory.scheduled(recomputes)[1].peak.nbytes
         if peak_bytes <= problem.budget_bytes:
             return build_plan(problem, "memory_budget", (), recomputes)
         tried.append((peak_bytes, recomputes))

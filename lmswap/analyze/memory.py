@@ -6,7 +6,8 @@ outside the step and are not part of any curve here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from lmswap.analyze.liveness import LiveRange, live_ranges
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
+from lmswap.ir.schedule import Schedule, schedule
 
 Bytes = NDArray[np.int64]
 
@@ -37,6 +40,11 @@ class StepMemory:
     costs: OpCosts
     counted_from_bytes: int = 0  # smaller buffers are left out of born_bytes, dead_bytes and the curve
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold
+
+    def scheduled(self, recomputes: Sequence[Recompute]) -> tuple[Schedule, StepMemory]:
+        """The schedule of the step with ``recomputes``, and its memory."""
+        runs = schedule(self.program, recomputes)
+        return runs, replace(self, program=runs.program, costs=runs.costs(self.costs)) if recomputes else self
 
     def counted_bytes(self, buffer: int) -> int:
         """Bytes that ``buffer`` adds to the curve."""

@@ -65,6 +65,5 @@ class Watch:
         self._mark.restart(self)
 
     def stop(self) -> None:
-        """Ends the observer; `value` stays at least what it was. Idempotent."""
-        self.earlier = self.value()
+        """Ends the observer: restarts of others no longer keep its peak. Idempotent."""
         self._mark.forget(self)

@@ -28,7 +28,7 @@ def explain_plan(problem: Problem, plan: Plan) -> dict[int, str]:
 
 class _Explainer:
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        runs, memory = problem.scheduled(plan.recomputes)
+        runs, memory = problem.memory.scheduled(plan.recomputes)
         timeline = simulate_swaps(memory, problem.machine, plan.swaps)
         self._problem, self._memory = problem, memory
         self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]

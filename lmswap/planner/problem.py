@@ -14,7 +14,6 @@ from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Tier
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Segment
-from lmswap.ir.schedule import Schedule, schedule
 
 # Positions are chosen for a link of this share of its rate. Plans without slack, for V100 to H200, lost 1.4 to 4 % of
 # step time when the link was 10 % slower; slack costs only memory that is free anyway.
@@ -89,14 +88,9 @@ class Problem:
         """Whether the step can fit the budget if ``gaps`` are swapped."""
         return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
 
-    def scheduled(self, recomputes: Sequence[Recompute]) -> tuple[Schedule, StepMemory]:
-        """The schedule of the step with ``recomputes``, and its memory."""
-        runs = schedule(self.memory.program, recomputes)
-        return runs, StepMemory(runs.program, runs.costs(self.memory.costs)) if recomputes else self.memory
-
     def infeasible_with(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
         """The error with the budget that ``policy`` needs with ``recomputes`` and no swaps, and where its peak is."""
-        runs, memory = self.scheduled(recomputes)
+        runs, memory = self.memory.scheduled(recomputes)
         peak = memory.peak
         op = runs.program.ops[peak.op]
         return PlanInfeasible(

@@ -22,7 +22,6 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import Program
-from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.planner.lane_model import Lanes
 
@@ -51,8 +50,7 @@ def simulate(
     Raises:
         OptionError: the plan uses a tier that ``machine`` does not have.
     """
-    runs = schedule(program, plan.recomputes)
-    memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes, released)
+    _, memory = StepMemory(program, costs, counted_from_bytes, released).scheduled(plan.recomputes)
     return _Run(memory, machine, plan.swaps, lanes or Lanes(machine.host)).timeline()
 
 

@@ -313,11 +313,6 @@ class StepPlans:
         """Return what gradients hold outside of ``step`` if each is accumulated as it is computed."""
         return part_bytes(step.joined.program.bytes_of(BufferKind.GRADIENT))
 
-    def activate_accumulation(self, step: PlannedStep) -> PlannedStep:
-        """Let ``step`` accumulate each gradient as it is computed, by the plan that it has; return it."""
-        joined = replace(step.joined, program=step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
-        return self.adopt(step.graphs, joined, step, step.allowance, step.origin, history=step.history)
-
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes

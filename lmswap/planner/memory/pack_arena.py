@@ -18,7 +18,6 @@ from lmswap.ir.arena_layout import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, ArenaL
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import LOSS, BufferKind, Program
-from lmswap.ir.schedule import schedule
 from lmswap.planner.memory.pack_tier import Block, live_bytes, pack
 
 # The allocator's segments: of small tensors, of those below 10 MiB, and of a larger one alone, in whole units.
@@ -52,8 +51,7 @@ def pack_arena(
         plan: its swaps and recomputes.
         num_held: by kind of result.
     """
-    runs = schedule(program, plan.recomputes)
-    memory = StepMemory(runs.program, runs.costs(costs))
+    _, memory = StepMemory(program, costs).scheduled(plan.recomputes)
     residencies = _with_rivals(_residencies(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held}))
     large = [residency for residency in residencies if residency.block.nbytes > SMALL_BYTES]
     inside, beside = (

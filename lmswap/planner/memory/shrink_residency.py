@@ -16,7 +16,6 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
-from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span
 from lmswap.planner.problem import PLANNED_LINK_SHARE
 from lmswap.planner.simulate import simulate_swaps
@@ -37,8 +36,7 @@ def shrink_residency(plan: Plan, program: Program, costs: OpCosts, machine: Mach
     """
     if not share:
         return plan
-    runs = schedule(program, plan.recomputes)
-    memory = StepMemory(runs.program, runs.costs(costs))
+    _, memory = StepMemory(program, costs).scheduled(plan.recomputes)
     spans = simulate_swaps(memory, machine.with_links_at(PLANNED_LINK_SHARE), plan.swaps).spans
     out_ends = _out_ends(plan.swaps, spans)
     reached = [0.0, *(span.end_seconds for span in _on(Lane.COMPUTE, spans))]  # by position: when all before it has run
