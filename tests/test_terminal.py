@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.console import make_console
@@ -65,11 +65,13 @@ def pinned(policy="swap_all"):
 
 
 @given(st.text(st.characters()))
+@example("\\")
 def test_escaped_text_is_printable_and_unambiguous(text):
     escaped = escape_controls(text)
     assert is_clean(escaped)
     assert escape_controls(escaped) == escaped
-    assert escaped.encode("ascii", "backslashreplace").decode("unicode_escape") == text or "\\" in text
+    if "\\" not in text:
+        assert escaped.encode("ascii", "backslashreplace").decode("unicode_escape") == text
     assert (escaped == text) == is_clean(text)
 
 
