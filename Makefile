@@ -128,8 +128,9 @@ test-gpu:
 	@if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; \
 	  then $(MAKE) --no-print-directory test-real-gpu; else $(MAKE) --no-print-directory test-emulated-gpu; fi
 
-TESTS ?= tests/gpu tests/emulated_gpu tests/verify/test_verification.py $(addprefix tests/test_,$(addsuffix .py,$(ON_A_DEVICE)))
-ON_A_DEVICE := changes distributed enable faults fork hard_cases pinned plain_bits recompute remembered reports taking_turns unusual_uses warnings
+TESTS ?= tests/gpu tests/emulated_gpu tests/verify $(patsubst %,tests/%.py,$(ON_A_DEVICE))
+ON_A_DEVICE := $(addprefix test_,distributed enable hard_cases plain_bits recompute reports unusual_uses warnings) \
+  capture/test_guards runtime/test_faults runtime/test_fork $(addprefix session/test_,plan_file cached_plans step_kinds)
 
 test-real-gpu: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device cuda $(TESTS)

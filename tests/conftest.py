@@ -30,8 +30,8 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("lmswap"), max_examples=100)
 settings.load_profile("lmswap")
 if not IS_FUZZING:
-    # Hypothesis 6.131 and later (6.170 too) also draw constants out of the modules that happen to be loaded, and have no
-    # setting against it: examples would depend on which tests ran before in the same process.
+    # Hypothesis 6.131 and later (6.170 too) also draw constants out of the modules that are loaded, and have no setting
+    # against it: examples would depend on which tests ran before in the same process.
     providers.is_local_module_file = lambda _path: False
 
 

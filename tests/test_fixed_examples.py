@@ -1,4 +1,4 @@
-"""What Hypothesis draws in `make test` is the same in each run."""
+"""Hypothesis draws the same examples in each run of `make test`."""
 
 import pytest
 from hypothesis.internal.conjecture import providers

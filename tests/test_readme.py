@@ -26,28 +26,29 @@ PAGES = {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
 ON_TWO_MACHINES = "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
 BUNDLE = "examples/monai_bundle/train.json"
 BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
+RECIPES = "tests/benchmarks/distributed/test_recipes.py"
 # What takes too long, or needs more packages: what runs it, or its parts at a small size.
 ELSEWHERE = {
     "make lint": "make test",
     "make test-all": "tests/benchmarks/test_tests_kept.py",
     "make test-python": "make test",
     "make test-cpp": "make test",
-    "make case-study": "tests/benchmarks/test_case_study.py",
-    "make distributed": "tests/test_distributed_recipes.py",
-    'make distributed RECIPE=resnet50 ARGUMENTS="--ranks 1 2 4"': "tests/test_distributed_recipes.py",
-    "python -m benchmarks.distributed allreduce --ranks 4 --ranks-per-node 2": "tests/test_distributed_recipes.py",
-    "python -m benchmarks.distributed efficiency --ranks 1 2 4 --models unet3d resnet50": (
-        "tests/test_distributed_recipes.py"
-    ),
-    "python -m benchmarks.distributed scale --ranks 2": "tests/test_distributed_recipes.py",
+    "make case-study": "tests/benchmarks/case_study/test_case_study.py",
+    "make distributed": RECIPES,
+    'make distributed RECIPE=resnet50 ARGUMENTS="--ranks 1 2 4"': RECIPES,
+    "python -m benchmarks.distributed allreduce --ranks 4 --ranks-per-node 2": RECIPES,
+    "python -m benchmarks.distributed efficiency --ranks 1 2 4 --models unet3d resnet50": RECIPES,
+    "python -m benchmarks.distributed scale --ranks 2": RECIPES,
     "python -m benchmarks.distributed predict program.json --budget 40% --ranks 16 --network ac922": (
         "tests/benchmarks/distributed/test_command.py"
     ),
-    f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": "tests/test_distributed_recipes.py",
+    f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": RECIPES,
     "make conformance soak fuzz judge": "tests/benchmarks/test_judge.py",
     "make wheel": "tests/test_wheel.py",
     "pip install shtab": "pyproject.toml",
-    "shtab lmswap.cli.entry.make_parser > ~/.local/share/bash-completion/completions/lmswap": "tests/test_cli.py",
+    "shtab lmswap.cli.entry.make_parser > ~/.local/share/bash-completion/completions/lmswap": (
+        "tests/cli/test_commands.py"
+    ),
     "pip install .": "tests/test_wheel.py",
     "pip install -e '.[bench]'": "Makefile",
     "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
@@ -55,7 +56,7 @@ ELSEWHERE = {
     f"python -m monai.bundle run --config_file {BUNDLE} --budget 1GiB --side 64": "tests/integrations/test_monai.py",
     "python -m benchmarks.programs": "tests/benchmarks/test_programs.py",
     "python -m benchmarks.peers": "tests/benchmarks/test_peers.py",
-    "python -m benchmarks.case_study": "tests/benchmarks/test_case_study.py",
+    "python -m benchmarks.case_study": "tests/benchmarks/case_study/test_case_study.py",
 }
 IMAGE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel"
 # What needs a network and a machine of the reader's: how torch and lmswap are installed for a GPU.

@@ -18,7 +18,7 @@ from benchmarks.first_hour.page import page, summary
 from benchmarks.first_hour.parts import Part, parts
 from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import DeviceInfo
-from tests.benchmarks.studies import make_results
+from tests.benchmarks.case_study.studies import make_results
 
 ORIGIN = {"driver": "CUDA driver 580", "torch": "2.13.0", "commit": "abcdef", "sizes": [144, 192]}
 

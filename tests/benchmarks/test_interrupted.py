@@ -26,7 +26,7 @@ MEASURING = {
     "programs.__main__": ("replay", ["--quick"]),
     "soak": ("_no_memory", ["--steps", "1"]),  # in the middle of a step
 }
-# Tested in tests/benchmarks/test_first_hour.py and test_cli.py; the third reads a file.
+# Tested in tests/benchmarks/test_first_hour.py and unet3d/test_commands.py; the third reads a file.
 OTHERS = {"first_hour.__main__", "unet3d.__main__", "tests_kept"}
 
 

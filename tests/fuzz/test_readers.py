@@ -38,7 +38,7 @@ from lmswap.profiling.readers import read_traces
 from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.trace import Stall, Trace
 from lmswap.runtime import _C
-from tests.benchmarks.scans import KINDS, random_volumes
+from tests.benchmarks.unet3d.scans import KINDS, random_volumes
 from tests.cases import cases
 from tests.ir.build import build, unit_machine
 from tests.ir.damage import damaged

@@ -20,8 +20,8 @@ from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.trace import Stall
 from lmswap.profiling.window import Window
+from tests.cli.terminal_width import too_wide
 from tests.profiling import files
-from tests.terminal_width import too_wide
 
 optimizer_module = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it behind a function
 

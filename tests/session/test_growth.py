@@ -9,7 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.hardware import memory
 from tests.models import Case, tight_budget
-from tests.test_remembered import bytes_of_the_heap, equal_bits, train
+from tests.session.test_cached_plans import bytes_of_the_heap, equal_bits, train
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ import lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
 from tests.models import LARGE, tight_budget
-from tests.test_remembered import bytes_of_the_heap, equal_bits, train
+from tests.session.test_cached_plans import bytes_of_the_heap, equal_bits, train
 
 pytestmark = [
     pytest.mark.cpu_only("on a GPU the margin is what torch's allocator rounds up"),

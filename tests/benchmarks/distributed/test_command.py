@@ -7,8 +7,8 @@ import pytest
 from benchmarks.distributed import __main__ as distributed
 from benchmarks.distributed.prediction.network import PRESETS
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from tests.cli.terminal_width import too_wide
 from tests.reporting.small_step import MIB, PROGRAM
-from tests.terminal_width import too_wide
 
 LINK = Link(Rate.constant(2**30), Rate.constant(2**29))
 MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, LINK),))
