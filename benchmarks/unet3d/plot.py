@@ -91,14 +91,7 @@ def _draw_memory(axes: Axes, run: Run, top: float) -> None:
     tensors = run.swapping.tensor_memory if run.swapping is not None else ()
     if tensors and tensors != run.memory:
         axes.fill_between(*_curve(tensors), step="post", color=_MEMORY, alpha=0.3, linewidth=0)
-        axes.annotate(
-            "dark: held by tensors; light: other memory of the process",
-            (1, 1),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            fontsize=8.5,
-        )
+        axes.set_title("dark: held by tensors; light: other memory of the process", loc="right", fontsize=8.5)
 
 
 def _heading(run: Run) -> str:
