@@ -108,7 +108,7 @@ def notes_of(report, word):
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps
 @pytest.mark.parametrize("compiler", ["fx", pytest.param("eager", marks=pytest.mark.slow)])
-def test_a_share_is_one_of_what_the_steps_tensors_take_unplanned_and_is_kept_to(compiler):
+def test_a_percentage_is_of_the_unplanned_tensors_and_is_kept(compiler):
     expected, plain = train(deep, images, "auto", compiler=compiler)
     found, report = train(deep, images, "50%", compiler=compiler)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -135,7 +135,7 @@ def test_a_share_of_more_than_there_is_is_what_auto_would_be():
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_a_share_that_is_too_small_is_refused_with_the_least_that_works(compiler):
+def test_a_small_percentage_is_refused_with_the_least_that_works(compiler):
     expected, _ = train(deep, images, "auto", compiler=compiler)
     found, report = train(deep, images, "1%", compiler=compiler)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

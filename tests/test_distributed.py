@@ -475,7 +475,7 @@ def plan_together(rank, world, folder):
 
 @over_gloo
 @pytest.mark.slow
-def test_local_ranks_with_equal_budgets_measure_together_and_follow_one_plan(tmp_path):
+def test_local_ranks_with_equal_budgets_share_measurements_and_plan(tmp_path):
     assert end(start(plan_together, 2, str(tmp_path)), seconds=600) == [0, 0]
     (one, one_apart), (other, other_apart) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one["plan"] == other["plan"]

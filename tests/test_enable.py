@@ -80,7 +80,7 @@ def budget_of_large() -> int:
     return tight_budget(train(LARGE, "none", num_steps=1)[1])
 
 
-def test_a_budget_that_needs_swapping_gives_the_same_bits_and_is_kept_by_the_tensors():
+def test_swapping_keeps_the_bits_and_tensors_within_the_budget():
     expected, unlimited = train(LARGE, "none")
     actual, report = train(LARGE, "auto", budget=budget_of_large())
     assert same_bits(actual, expected)
@@ -119,7 +119,7 @@ class Doubled(nn.Sequential):
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Linear(4, 4), lambda: Doubled(nn.Linear(4, 4), nn.Tanh())])
-def test_an_enabled_model_refuses_compile_in_place_and_disable_restores_an_earlier_one(make):
+def test_an_enabled_model_refuses_in_place_compile(make):
     model, graphs, plain = make(), [], make()
     model.compile(backend=lambda graph, _: graphs.append(graph) or graph)
     lmswap.enable(model)
@@ -144,7 +144,7 @@ def test_report_on_parent_of_enabled_module_names_the_child():
     lmswap.disable(inner)
 
 
-def test_a_model_that_is_held_no_more_does_not_keep_its_modules_from_being_enabled():
+def test_modules_of_a_dropped_model_can_be_enabled():
     gc.collect()
     gc.disable()  # it lies in a cycle: else a collection by chance may take it
     try:
@@ -161,7 +161,7 @@ def test_a_model_that_is_held_no_more_does_not_keep_its_modules_from_being_enabl
     lmswap.disable(lmswap.enable(outer))
 
 
-def test_a_model_that_is_held_no_more_is_gone_before_it_counts_for_the_next_one():
+def test_a_dropped_model_does_not_count_for_the_next_one():
     gc.collect()
     gc.disable()
     try:
@@ -176,7 +176,7 @@ def test_a_model_that_is_held_no_more_is_gone_before_it_counts_for_the_next_one(
     lmswap.disable(following)
 
 
-def test_models_that_share_a_module_or_parameters_are_enabled_each_by_itself():
+def test_models_that_share_modules_or_parameters_are_enabled_separately():
     shared, alike = nn.Linear(4, 4), nn.Linear(4, 4)
     alike.weight = shared.weight
     models = [nn.Sequential(shared), nn.Sequential(nn.Tanh(), shared), alike]
@@ -186,7 +186,7 @@ def test_models_that_share_a_module_or_parameters_are_enabled_each_by_itself():
         lmswap.disable(model)
 
 
-def test_another_thread_may_enable_a_model_while_one_is_looked_through():
+def test_models_can_be_enabled_while_another_thread_lists_sessions():
     others = []
 
     class Slow(nn.Linear):
@@ -200,7 +200,7 @@ def test_another_thread_may_enable_a_model_while_one_is_looked_through():
         lmswap.disable(each)
 
 
-def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy():
+def test_a_signal_at_the_start_of_a_copy_keeps_its_memory_alive():
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
     lmswap.enable(model, policy="swap_all", min_swap_bytes=SMALL, link="4MB/s")
     engine, data = lmswap.api._sessions[model].engine, torch.randn(1024, 256)
@@ -331,7 +331,7 @@ def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
 
 @pytest.mark.slow
 @pytest.mark.cpu_only("its budget is of what tensors hold; on a GPU it is of what is reserved")
-def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_garbage):
+def test_a_recurring_order_of_backwards_is_planned_for(no_garbage):
     torch.compiler.reset()
     torch.manual_seed(0)
     plain = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
@@ -455,7 +455,7 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
     lmswap.disable(model)
 
 
-def test_storages_of_another_length_than_traced_are_restored_completely():
+def test_storages_of_another_length_than_traced_are_restored():
     class Strided(nn.Module):
         def __init__(self) -> None:
             super().__init__()

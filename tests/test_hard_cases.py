@@ -527,7 +527,7 @@ class Wide(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.cpu_only("its budgets are of what tensors hold; on a GPU they are of what is reserved")
-def test_two_forwards_before_a_backward_stay_within_the_budget_or_are_reported(path):
+def test_two_forwards_before_a_backward_keep_the_budget_or_are_reported(path):
     def drive(model, numbers):
         for losses in numbers:
             for loss in [model(data * number).square().mean() for number in losses]:
@@ -690,7 +690,7 @@ def test_modules_that_torch_compile_skips_are_swapped_and_named(path):
         assert "test_hard_cases.py:" in note
 
 
-def test_a_model_that_cannot_be_captured_at_all_is_swapped_from_its_first_step_on(path):
+def test_a_model_that_cannot_be_captured_is_swapped_from_the_first_step(path):
     class Alone(Net):
         forward = torch._dynamo.disable(Net.forward)
 

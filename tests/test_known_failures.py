@@ -183,7 +183,7 @@ def tokens_are_found_by_address(patch: pytest.MonkeyPatch) -> None:
 
 
 @fails_when(tokens_are_found_by_address)
-def test_memory_that_is_used_again_at_the_same_address_is_another_tensor():
+def test_a_tensor_at_a_reused_address_is_another_tensor():
     """TRL: tensors were known by their address, which the allocator gave to the next one."""
     assert_swapping_changes_no_bit(CHAIN)
 
@@ -314,7 +314,7 @@ def memory_is_released_when_somebody_looks(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @fails_when(memory_is_released_when_somebody_looks)
-def test_two_hundred_steps_reach_the_same_peak_which_is_the_planned_one():
+def test_200_steps_have_the_planned_peak():
     """Memory behind `record_stream` is reused when the allocator finds its event done, at random times, and grows.
 
     The heap's count of tensor bytes stands for the caching allocator: what is released is free at that op.
@@ -405,7 +405,7 @@ def nothing_is_swept(patch: pytest.MonkeyPatch) -> None:
 
 
 @fails_when(nothing_is_swept)
-def test_after_an_exception_in_mid_step_the_next_step_is_right_and_nothing_is_held():
+def test_an_exception_in_mid_step_leaves_nothing_held():
     """torchtune: what an exception left behind made the next step fail."""
     plain = enabled(CHAIN, "none")
     expected = step(plain, CHAIN)

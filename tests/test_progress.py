@@ -31,7 +31,7 @@ def wait_for_longer():
         time.sleep(0.5)
 
 
-def test_long_operations_are_reported_when_they_become_long_and_when_they_end(capsys):
+def test_long_operations_are_reported_once_long_and_at_their_end(capsys):
     wait_for_longer()
     said = capsys.readouterr().err
     assert re.fullmatch(r"lmswap: counting sheep \.\.\. \(\d+ s\)\nlmswap: counting sheep: \d+ s\n", said)
@@ -104,7 +104,7 @@ def test_the_account_has_the_seconds_of_each_stage_without_those_within_it(capsy
     assert re.fullmatch(r"lmswap: sheep: 3 s \(counting 1, shearing 1, running 2\)", said)
 
 
-def test_work_that_a_next_process_can_skip_is_left_out_of_its_estimate(capsys):
+def test_work_that_the_next_process_skips_is_not_estimated(capsys):
     with progress.reported("sheep", "counting"):
         time.sleep(0.6)
         with progress.stage("shearing", is_remembered=True):

@@ -251,7 +251,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize(
     "path", sorted(set(re.findall(r"`((?:lmswap|csrc|tests|docs|benchmarks)/[\w./]+)`", PAGES["CONTRIBUTING"])))
 )
-def test_each_file_that_contributors_are_sent_to_is_there_and_has_what_is_named(path):
+def test_files_named_in_contributing_exist_and_have_the_named_functions(path):
     if path.endswith("NAME.py"):
         return
     assert (ROOT / path).exists()

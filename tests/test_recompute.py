@@ -153,7 +153,7 @@ def train_writing(write, **options):
 
 
 @pytest.mark.parametrize("written", WRITES)
-def test_tensors_that_plain_torch_does_not_save_may_be_written_between_forward_and_backward(written, monkeypatch):
+def test_writes_to_tensors_that_plain_torch_does_not_save_change_no_bits(written, monkeypatch):
     expected, _ = train_writing(WRITES[written])
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
     actual, recomputed_bytes = train_writing(WRITES[written], policy="none")

@@ -183,7 +183,7 @@ def test_validation_leaves_the_report_of_the_training_step(path):
     lmswap.disable(model)
 
 
-def test_before_any_training_the_report_is_of_the_last_call_which_it_states():
+def test_before_training_the_report_is_of_the_last_call():
     torch.compiler.reset()
     model = swapping(Net(), "fx")
     with torch.no_grad():

@@ -109,7 +109,7 @@ def _on_cpus(kind):
 @pytest.mark.parametrize(
     "kind", [Dual, DualGroups, Jacobian, KeepsZeros, *map(_on_cpus, [KeepsSparse, KeepsQuantized])]
 )
-def test_tensors_that_are_saved_without_plain_storage_stay_and_the_bits_are_torchs(kind, path):
+def test_tensors_without_plain_storage_stay_resident_with_plain_bits(kind, path):
     torch.compiler.reset()
     model = kind()
     enabled = swapping(copy.deepcopy(model), path)
@@ -173,7 +173,7 @@ def test_a_batched_gradient_that_a_hook_replaces_is_used(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_batched_gradients_that_can_be_differentiated_are_torchs_once_hooks_serve_the_model(path):
+def test_batched_differentiable_gradients_are_torchs_under_hooks(path):
     torch.compiler.reset()
     model = TwoOutputs()
     enabled = swapping(copy.deepcopy(model), path)

@@ -108,7 +108,7 @@ def test_no_command_prints_a_control_character_out_of_a_file(tmp_path, capsys, w
     assert len(shown) >= {"program": 5, "machine": 1, "network": 0, "plan": 5, "trace": 0}[which], shown
 
 
-def test_a_table_of_another_profiler_is_printed_without_its_control_characters(tmp_path, capsys):
+def test_foreign_tables_are_printed_without_control_characters(tmp_path, capsys):
     text = nvprof_csv_text()
     file = tmp_path / f"table{EVIL[:9]}.csv"
     file.write_text(text.replace("conv3d", f"conv3d{EVIL[:6]}"))
@@ -117,7 +117,7 @@ def test_a_table_of_another_profiler_is_printed_without_its_control_characters(t
     assert is_clean(done.out) and is_clean(done.err) and "owned" in done.out + done.err
 
 
-def test_errors_that_quote_a_file_have_no_control_character_in_a_traceback():
+def test_errors_that_quote_files_have_no_control_characters():
     assert str(OptionError(f"it has {EVIL}")) == (r"it has \x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x07\x9b2J\u202e\r")
     plans = PinnedPlans.from_json(pinned())
     evil = PinnedPlans(EVIL, plans.options, plans.steps)

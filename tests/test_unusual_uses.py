@@ -45,7 +45,7 @@ def test_data_parallel_of_one_device_is_served_and_of_several_refused(path, devi
 @pytest.mark.parametrize(
     "wrong", [torch.randn(4, 5, 16, 16), torch.randn(4, 3, 16, 16, dtype=torch.float64)], ids=["shape", "dtype"]
 )
-def test_an_error_of_the_model_under_tracing_is_raised_unchanged_and_not_logged(wrong, policy, caplog):
+def test_a_models_error_under_tracing_is_raised_unchanged_and_not_logged(wrong, policy, caplog):
     torch.compiler.reset()
     plain = Net()
     with pytest.raises(RuntimeError) as expected:
@@ -121,7 +121,7 @@ class Picky(nn.Module):
 
 
 @pytest.mark.parametrize("policy", ["swap_all", "recompute"])
-def test_an_error_that_the_models_code_raises_does_not_take_it_off_its_graphs(policy):
+def test_a_model_keeps_its_graphs_after_an_error_of_its_code(policy):
     def drive(model):
         found = []
         for size in (64, 64, 4, 64, 32, 4, 64):
@@ -147,7 +147,7 @@ def test_an_error_that_the_models_code_raises_does_not_take_it_off_its_graphs(po
     lmswap.disable(model)
 
 
-def test_an_interrupt_while_it_is_traced_does_not_take_a_model_off_its_graphs():
+def test_a_model_keeps_its_graphs_after_an_interrupted_trace():
     torch.compiler.reset()
     model = lmswap.enable(Net(), policy="swap_all", min_swap_bytes=2048)
     model(batch()).square().mean().backward()
@@ -166,7 +166,7 @@ def test_an_interrupt_while_it_is_traced_does_not_take_a_model_off_its_graphs():
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_interrupt_as_its_hooks_are_left_keeps_the_next_call_from_nothing(path, monkeypatch):
+def test_an_interrupt_at_the_exit_of_hooks_leaves_the_next_call_correct(path, monkeypatch):
     def drive(model):
         torch.manual_seed(1)
         model.zero_grad()

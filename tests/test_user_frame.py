@@ -9,14 +9,14 @@ from lmswap import user_frame
 from lmswap.user_frame import is_users, users_frame
 
 
-def test_folders_of_the_user_may_be_called_as_those_of_torch_and_lmswap():
+def test_user_folders_may_have_the_names_of_torch_and_lmswap():
     assert is_users("/home/me/torch/train.py")
     assert is_users("/home/me/lmswap/train.py")
     assert not is_users(torch.nn.modules.conv.__file__)
     assert not is_users(user_frame.__file__)
 
 
-def test_for_a_thread_without_user_code_the_waiting_line_of_the_main_thread_is_named():
+def test_threads_without_user_code_name_the_line_of_the_main_thread():
     found = []
     names = {"users_frame": users_frame, "found": found}
     code = "def run(): found.append(users_frame().f_code.co_filename)"

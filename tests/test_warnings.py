@@ -52,7 +52,7 @@ def test_no_warning_for_a_step_within_the_budget():
     report_step(BudgetMonitor("Net"), step(1, 100))
 
 
-def test_a_step_over_the_budget_is_warned_of_with_its_number_peak_and_excess():
+def test_a_step_over_the_budget_warns_with_number_peak_and_excess():
     with pytest.warns(BudgetExceeded) as caught:
         report_step(BudgetMonitor("Net"), step(3, 133))
     (warning,) = caught
@@ -63,7 +63,7 @@ def test_a_step_over_the_budget_is_warned_of_with_its_number_peak_and_excess():
     assert "give a budget that is lower by that much" in str(warning.message)
 
 
-def test_the_warning_repeats_only_if_the_excess_grows_by_more_than_a_quarter():
+def test_the_warning_repeats_only_if_the_excess_grows_by_over_a_quarter():
     monitor = BudgetMonitor("Net")
     with pytest.warns(BudgetExceeded, match="step 1"):
         report_step(monitor, step(1, 120))
@@ -160,7 +160,7 @@ def test_an_excess_after_the_backward_is_warned_of_at_the_next_call(monkeypatch)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_forwards_that_hold_more_than_the_budget_warn_though_no_backward_runs(path, monkeypatch):
+def test_forwards_over_the_budget_warn_without_a_backward(path, monkeypatch):
     torch.compiler.reset()
     model = swapping(Net(), path)
     memory, budget_bytes = session_of(model).memory, lmswap.report(model).budget_bytes
@@ -246,7 +246,7 @@ def test_a_disabled_model_is_not_looked_at_any_more():
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_transforms_of_torch_func_run_the_model_in_eager_mode_and_warn_once(path):
+def test_torch_func_transforms_run_the_model_in_eager_mode_and_warn_once(path):
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -38,7 +38,7 @@ def test_inputs_outputs_and_scratch_are_there_while_an_op_runs():
     assert memory.peak == Peak(13, 2, (("scratch of f3", 5), ("a", 4), ("b", 3), ("y", 1)))
 
 
-def test_buffers_that_are_too_small_to_be_counted_are_left_out_of_the_curve():
+def test_buffers_below_the_counted_size_are_not_in_the_curve():
     # f1 a; f2 a b; f3 a b + 5; g3 a b; g2 a
     assert StepMemory(STEP.program, STEP.costs, 3).curve.tolist() == [4, 7, 12, 7, 4]
 

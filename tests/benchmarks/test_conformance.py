@@ -211,12 +211,12 @@ def test_another_layout_is_distinguished_from_other_bits(memory, monkeypatch):
     )
 
 
-def test_torchs_own_tracing_trains_to_plain_bits_where_it_changes_nothing(memory):
+def test_torchs_own_tracing_has_plain_bits_where_it_changes_no_op(memory):
     assert train(trial(Deep), TRACED, memory).bits == train(trial(Deep), PLAIN, memory).bits
 
 
 @pytest.mark.slow
-def test_trials_of_a_group_train_together_and_apart_where_they_do_not_pass(memory, monkeypatch):
+def test_trials_of_a_group_that_fails_are_checked_separately(memory, monkeypatch):
     trials = [trial(Deep, batch, name=str(batch), group="all") for batch in (8, 16, 24)]
     (found,) = check_all(iter(trials), "hooks", ["swap_all"], memory)
     assert (found.verdict, found.trials) == ("passed", 3)

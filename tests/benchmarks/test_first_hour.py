@@ -218,7 +218,7 @@ def test_finished_parts_are_skipped_and_failed_ones_are_retried(hour, tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["commit", "sizes"])
-def test_results_of_other_code_and_sizes_are_kept_but_do_not_count_as_finished(hour, tmp_path, monkeypatch, changed):
+def test_results_of_other_code_or_sizes_do_not_count_as_finished(hour, tmp_path, monkeypatch, changed):
     hour(one=finds(1, tmp_path / "one"), two=finds(2, tmp_path / "two"))
     arguments = ["--parts", "one"]
     if changed == "commit":
@@ -280,7 +280,7 @@ def test_nothing_that_a_part_started_outlives_it(hour, tmp_path):
 
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_an_interrupted_part_ends_with_its_processes_and_keeps_its_results(hour, tmp_path, capsys, sent):
+def test_an_interrupted_part_ends_its_processes_and_keeps_results(hour, tmp_path, capsys, sent):
     before = signal.getsignal(signal.SIGTERM)
     interrupts = f"import signal; os.kill(os.getppid(), signal.{sent}); time.sleep(600)"
     code, results = hour(good=finds(1, tmp_path / "good"), bad=starts(tmp_path / "child", interrupts), other="")
@@ -390,7 +390,7 @@ def event(category, name, start, seconds, **arguments):
     return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": seconds, "args": arguments}
 
 
-def test_kernels_of_a_step_are_separated_from_idle_time_and_by_overlap_with_copies():
+def test_kernels_are_separated_from_idle_time_and_by_copy_overlap():
     grid = {"grid": [1, 2, 3]}
     events = [
         event("kernel", "conv", 0, 100, **grid),  # alone

@@ -158,7 +158,7 @@ def test_a_plan_that_no_longer_fits_is_worse(outcome):
     assert change(None, unfit).verdict is Verdict.NEW
 
 
-def test_a_policy_that_is_faster_than_auto_or_fits_where_auto_does_not_is_named(outcome):
+def test_policies_that_beat_auto_are_named(outcome):
     def found_beside(auto):
         return faster_than_auto({o.case: o for o in (outcome, replace(auto, case=replace(auto.case, policy="auto")))})
 

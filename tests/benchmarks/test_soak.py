@@ -6,7 +6,7 @@ from benchmarks.soak import soak
 
 
 @pytest.mark.slow
-def test_two_hundred_steps_with_random_faults_keep_every_bit_and_leave_nothing():
+def test_200_steps_with_random_faults_keep_every_bit_and_leak_nothing():
     result = soak(200, seed=1, show=lambda line: None)
     assert result.survived + sum(result.lost_to.values()) == 200
     assert result.survived > 100

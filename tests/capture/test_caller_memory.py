@@ -100,7 +100,7 @@ def test_a_step_follows_its_plan_whatever_memory_the_loss_takes(loss):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # its first step may hold more, and says so
-def test_a_loss_that_takes_more_than_was_assumed_is_planned_for_from_the_second_step_on():
+def test_a_loss_above_the_assumption_is_replanned_for_in_the_second_step():
     run = planned(hungry, share=0.6)
     assert all(peak <= budget for peak, budget in zip(run.peaks[1:], run.budgets[1:], strict=True))
     assert any("the loss takes" in note for note in run.notes)
@@ -113,13 +113,13 @@ def test_the_peak_of_a_step_is_predicted_with_its_loss(loss):
     assert run.peaks[-1] == pytest.approx(run.step.predicted.peak_bytes, rel=0.02)
 
 
-def test_a_budget_that_leaves_too_little_for_a_loss_that_was_not_seen_is_no_reason_to_refuse():
+def test_a_budget_without_room_for_an_unseen_loss_is_not_refused():
     run = planned(mean, share=1.1, num_layers=0)
     assert all(peak <= budget for peak, budget in zip(run.peaks, run.budgets, strict=True))
     assert any("to the loss" in note for note in run.notes)
 
 
-def test_a_forward_ends_with_an_op_for_its_loss_and_a_graph_without_backward_has_none():
+def test_only_a_forward_with_a_backward_ends_with_a_loss_op():
     training, _ = capture(nn.Linear(4, 4), torch.randn(2, 4))
     program = training.lowered[0].program
     forward, _ = program.segments
@@ -129,7 +129,7 @@ def test_a_forward_ends_with_an_op_for_its_loss_and_a_graph_without_backward_has
     assert LOSS not in [op.target for op in inference.lowered[0].program.ops]
 
 
-def test_three_tensors_of_at_least_four_bytes_a_number_are_assumed_of_a_loss():
+def test_a_loss_is_assumed_to_take_three_tensors_of_4_bytes_an_element():
     def assumed(dtype: torch.dtype) -> int:
         recording, _ = capture(nn.Linear(4, 8).to(dtype), torch.randn(2, 4, dtype=dtype))
         return assumed_bytes(recording.lowered[0].program)

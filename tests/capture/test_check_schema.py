@@ -107,7 +107,7 @@ def test_an_operator_with_a_wrong_schema_is_refused_by_name_and_line(name, does)
         ("replaces", "replaces the storage of its argument 'x'"),
     ],
 )
-def test_an_operator_that_moves_the_memory_of_an_argument_is_refused_before_that_is_read(name, does):
+def test_an_operator_that_moves_an_arguments_memory_is_refused(name, does):
     graph = fx.Graph()
     node = graph.call_function(getattr(torch.ops.lmswap_tests, name).default, (graph.placeholder("x"),))
     with pytest.raises(CaptureError, match=does):
@@ -177,7 +177,7 @@ class ReusesMemory(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Invertible, ReusesMemory])
-def test_a_model_that_resizes_storages_trains_without_its_graph_which_is_reported(make):
+def test_a_model_that_resizes_storages_is_reported_and_uses_hooks(make):
     torch.compiler.reset()
     torch.manual_seed(0)
     model, batch = make(), torch.randn(8, 16)

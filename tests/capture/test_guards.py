@@ -190,7 +190,7 @@ class Growing(nn.Module):
 
 @pytest.mark.parametrize("compiler", ["fx", INDUCTOR])
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
-def test_forwards_without_gradients_are_plain_and_leave_all_traces_to_training(compiler, without_gradients):
+def test_forwards_without_gradients_are_plain_and_use_no_trace(compiler, without_gradients):
     def decode(model):
         with without_gradients():
             tokens, cache = torch.ones(2, 1, 16), None
@@ -240,7 +240,7 @@ def with_another_integer_in_each(model):
     return losses
 
 
-def test_an_integer_that_changes_in_each_step_is_reported_and_training_continues_by_hooks(monkeypatch):
+def test_an_integer_that_changes_in_each_step_is_reported_and_uses_hooks(monkeypatch):
     torch.compiler.reset()
     for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.dispatch.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)

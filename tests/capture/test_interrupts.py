@@ -60,7 +60,7 @@ def wrapped():
     "handler", [handle, Handler(), Handler().method, functools.partial(handle, 1), lambda *_: handle()]
 )
 @pytest.mark.parametrize("run", [interrupted, wrapped])
-def test_an_exception_of_a_handler_is_found_behind_the_one_raised_in_its_place(handler, run):
+def test_a_handlers_exception_is_found_behind_the_one_raised_instead(handler, run):
     with handling(handler):
         try:
             run()
@@ -107,7 +107,7 @@ def train(model, seed):
         (OpProfiler, "_try"),
     ],
 )
-def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_captured(owner, name, monkeypatch):
+def test_a_call_after_an_interrupted_trace_is_captured(owner, name, monkeypatch):
     torch.compiler.reset()
     model = Net()
     expected = train(model, 0)
@@ -130,7 +130,7 @@ def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_capture
     lmswap.disable(model)
 
 
-def test_settings_that_torch_makes_for_a_call_are_restored_despite_a_signal():
+def test_settings_made_for_a_call_are_restored_despite_a_signal():
     config = torch._dynamo.config
     before = config.automatic_dynamic_shapes
     with pytest.raises(Stop), tracing_settings():
@@ -143,7 +143,7 @@ def test_settings_that_torch_makes_for_a_call_are_restored_despite_a_signal():
 # raises in a callback of a weak reference, as Dynamo has them, Python only reports.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", ["fx", "eager"])
-def test_steps_under_many_signals_fail_or_are_correct_and_nothing_is_retraced(path):
+def test_steps_under_many_signals_fail_or_are_correct_without_retracing(path):
     torch.compiler.reset()
     plain = Net()
     model = lmswap.enable(copy.deepcopy(plain), policy="swap_all", min_swap_bytes=1024, compiler=path)

@@ -108,7 +108,7 @@ def test_random_ops_can_be_recomputed_from_a_state_that_is_read_once():
     assert state.writes == drawing.reads
 
 
-def test_readers_of_running_statistics_can_be_recomputed_but_their_copies_cannot():
+def test_readers_of_running_statistics_are_recomputable_but_no_copies():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     program = capture(model, torch.randn(2, 3, 8, 8))[0].lowered[0].program
     repeatable = {op.target: flag for op, flag in zip(program.ops, repeatable_ops(program), strict=True)}
@@ -118,7 +118,7 @@ def test_readers_of_running_statistics_can_be_recomputed_but_their_copies_cannot
     assert not any(op.is_repeatable for op in copies)
 
 
-def test_a_captured_step_gives_the_bits_of_eager_and_the_same_running_statistics():
+def test_a_captured_step_has_eager_bits_and_running_statistics():
     case = CASES["resnet"]
     torch.manual_seed(0)
     model, batch = case.make(), case.batch()
@@ -186,7 +186,7 @@ def test_damaged_programs_are_refused():
             Program.from_json(text)
 
 
-def test_ops_belong_to_the_innermost_module_and_their_backward_to_the_same():
+def test_ops_and_their_backward_belong_to_the_innermost_module():
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -295,7 +295,7 @@ def graph_of_a_convolution(device: str) -> fx.GraphModule:
 @pytest.mark.parametrize(
     ("device", "is_on", "repeats"), [("cuda", True, False), ("cuda", False, True), ("cpu", True, True)]
 )
-def test_convolutions_are_recomputable_unless_cudnn_chooses_kernels_by_thread(device, is_on, repeats):
+def test_convolutions_are_recomputable_unless_cudnn_chooses_by_thread(device, is_on, repeats):
     with torch.backends.cudnn.flags(enabled=True, benchmark=is_on):
         lowered = lower_inference(graph_of_a_convolution(device), parameters=(), name="convolution")
     (op,) = lowered.program.ops

@@ -80,7 +80,7 @@ def test_a_forward_that_is_no_method_trains(kind, path):
 
 
 @pytest.mark.parametrize("error", [AssertionError, KeyError, NotImplementedError, RecursionError])
-def test_a_model_that_torchs_compiler_fails_on_uses_hooks_and_a_note_states_the_reason(error, monkeypatch):
+def test_a_model_that_the_compiler_fails_on_uses_hooks_with_a_note(error, monkeypatch):
     model = Net()
     plain = copy.deepcopy(model)
 

@@ -99,7 +99,7 @@ def test_boxed_code_frees_inputs_and_values_at_their_last_use():
     assert alive == [1, 1, 1, 1]
 
 
-def test_boxed_code_calls_operators_themselves_and_leaves_the_graph_as_it_is():
+def test_boxed_code_calls_operators_directly_and_keeps_the_graph():
     graph = fx.Graph()
     x = graph.placeholder("x")
     doubled = graph.call_function(torch.ops.aten.mul.Scalar, (x, 2.0))
@@ -113,7 +113,7 @@ def test_boxed_code_calls_operators_themselves_and_leaves_the_graph_as_it_is():
     assert targets == [torch.ops.aten.mul.Scalar, torch.ops.aten.sub.Tensor]
 
 
-def test_boxed_code_holds_its_constants_and_neither_its_graph_nor_its_text():
+def test_boxed_code_holds_its_constants_only():
     from torch.fx.graph_module import _loader
 
     graph = fx.Graph()
@@ -195,7 +195,7 @@ def test_a_traced_graph_is_compiled_for_another_handler_without_retracing(monkey
     assert all(a.module is not b.module for a, b in zip(one.graphs, other.graphs, strict=True))
 
 
-def test_a_thread_that_uses_aot_autograd_itself_meanwhile_gets_what_is_its_own(monkeypatch):
+def test_another_threads_aot_autograd_is_not_captured(monkeypatch):
     found = []
     trace = aot_autograd.aot_stage1_graph_capture
 

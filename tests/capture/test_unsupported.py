@@ -21,7 +21,7 @@ class Flex(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("compiler", "notes"), [("fx", [FLEX_ATTENTION]), ("eager", [])])
-def test_attention_that_only_inductor_computes_without_a_score_matrix_is_reported(compiler, notes):
+def test_attention_that_needs_inductor_is_reported(compiler, notes):
     torch.compiler.reset()
     model, x = Flex().requires_grad_(False), torch.randn(2, 64, 32)  # torch has no backward of it on CPUs
     expected = model(x)

@@ -310,7 +310,7 @@ def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_ranks_name_the_command_that_took_their_place_with_the_same_arguments(capsys):
+def test_the_removed_option_ranks_names_its_replacement(capsys):
     line = "program.json --budget 40% --ranks 16 --network ac922 --json"
     assert entry.main(["plan", *line.split()]) == 2
     shown = capsys.readouterr()
@@ -318,7 +318,7 @@ def test_ranks_name_the_command_that_took_their_place_with_the_same_arguments(ca
     assert not shown.out and shown.err.count("\n") == 1
 
 
-def test_bench_names_the_command_that_took_its_place_with_the_same_arguments(capsys):
+def test_the_removed_command_bench_names_its_replacement(capsys):
     assert entry.main(["bench", "unet3d", "compare", "--sizes", "144", "--data", "my scans", "--help"]) == 2
     shown = capsys.readouterr()
     assert "python -m benchmarks.unet3d compare --sizes 144 --data 'my scans' --help\n" in shown.err
@@ -356,7 +356,7 @@ def test_help_needs_neither_torch_nor_matplotlib():
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_slowdown_of_a_link_direction_by_the_other_and_by_compute_is_shown(capsys):
+def test_slowdown_of_a_link_by_the_other_direction_and_compute_is_shown(capsys):
     from lmswap.hardware.device import DeviceInfo
     from lmswap.hardware.disk import Directory
     from lmswap.hardware.host_memory import HostMemory

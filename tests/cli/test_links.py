@@ -47,7 +47,7 @@ def test_unmeasurable_links_are_reported():
     assert "host link: unknown: no NVML" in text
 
 
-def test_a_link_is_emulated_over_the_first_tier_that_is_fast_enough_both_ways():
+def test_a_link_is_emulated_by_the_first_tier_fast_enough_both_ways():
     found = {"host": PCIE5, "device": SPARE}
     assert emulating_tier(EmulatedLink(49e9, 51e9), found) == "host"
     assert emulating_tier(EmulatedLink(49e9, 53e9), found) == "device"

@@ -170,7 +170,7 @@ def test_a_difference_is_an_exit_code_even_if_the_script_hides_it(verify, is_hid
     ("end", "code"),
     [("sys.exit(7)", 7), ("sys.exit('no')", 1), ("raise KeyError('lost')", 1), ("raise KeyboardInterrupt", 130)],
 )
-def test_a_script_that_fails_gives_its_own_exit_code_and_what_was_checked_before(verify, end, code):
+def test_a_failing_script_keeps_its_exit_code_and_reports_earlier_checks(verify, end, code):
     got, printed, found = verify(script(end=end))
     assert got == found["exit_code"] == code
     assert found["models"][0]["num_transfers"] > 0

@@ -133,7 +133,7 @@ def test_a_step_ends_in_the_error_that_the_host_did_not_wait_for(fault, error, c
     lmswap.disable(model)
 
 
-def test_a_failed_read_is_reported_by_the_backward_if_the_host_has_continued(monkeypatch, emulated_gpu, plain):
+def test_a_failed_read_raises_in_backward_after_the_host_continued(monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
     with pytest.raises(TransferError, match="read"):
         for _ in range(12):

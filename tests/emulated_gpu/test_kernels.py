@@ -72,7 +72,7 @@ def test_shapes_that_depend_on_data_are_waited_for():
     assert torch.tensor([0, 3, 0, 4], device="cuda").nonzero().tolist() == [[1], [3]]
 
 
-def test_results_that_were_waited_for_are_written_behind_what_fills_their_memory():
+def test_awaited_results_overwrite_the_fill_of_their_memory():
     x, indices = torch.arange(4096.0, device="cuda"), torch.arange(4096, device="cpu").flip(0)
     torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
     try:

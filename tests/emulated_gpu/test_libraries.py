@@ -16,7 +16,7 @@ def peak_above_results(run):
     return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(), result
 
 
-def test_a_convolution_takes_a_workspace_of_torchs_allocator_and_gives_it_back(emulated_gpu):
+def test_a_convolutions_workspace_is_of_torchs_allocator_and_is_freed(emulated_gpu):
     x, weight = torch.ones(1, 4, 64, 64, device="cuda"), torch.ones(2, 4, 3, 3, device="cuda")
     nbytes, _ = peak_above_results(lambda: F.conv2d(x, weight))
     assert nbytes == x.nbytes
@@ -55,7 +55,7 @@ def test_products_take_a_workspace_for_good_in_each_thread_and_stream():
     assert [again - first, other_stream - again, other_thread - other_stream] == [0, nbytes, nbytes]
 
 
-def test_sums_in_any_order_do_not_repeat_their_bits_and_convolutions_by_thread_do_in_each(emulated_gpu):
+def test_configured_kernels_vary_sums_by_call_and_convolutions_by_thread(emulated_gpu):
     x, rows = torch.ones(8, 4, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
     image, weight = torch.ones(1, 1, 8, 8, device="cuda"), torch.ones(1, 1, 3, 3, device="cuda")
 
@@ -85,7 +85,7 @@ def test_efficient_attention_is_attention(is_causal):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
 
 
-def test_the_seed_of_efficient_attention_is_on_the_host_and_determines_the_dropout():
+def test_the_host_seed_of_efficient_attention_determines_dropout():
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
     x = torch.randn(1, 2, 32, 8, device="cuda")
     torch.cuda.manual_seed(0)

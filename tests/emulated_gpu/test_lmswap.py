@@ -45,7 +45,7 @@ WAYS = {"host": ("a copy in", "a copy out"), "peer:1": ("a copy between devices"
 @pytest.mark.parametrize(
     ("tier", "compiler"), quick_of(itertools.product(WAYS, ["fx", "eager"]), [("host", "fx"), ("peer:1", "eager")])
 )
-def test_late_copies_do_no_harm_and_an_engine_that_forgets_to_wait_for_them_is_found(compiler, tier, emulated_gpu):
+def test_an_engine_that_does_not_wait_for_late_copies_is_detected(compiler, tier, emulated_gpu):
     emulated_gpu.configure(jitter_seconds=0.002)
     expected = steps("none", compiler, tier)
     assert all(torch.equal(a, b) for a, b in zip(steps("swap_all", compiler, tier), expected, strict=True))

@@ -72,7 +72,7 @@ class Wide(nn.Module):
         return (x * self.scale).unsqueeze(0).expand(1024, -1).exp().sum()
 
 
-def test_an_op_too_large_to_be_timed_is_noted_and_its_scratch_is_what_it_makes(emulated_gpu, monkeypatch):
+def test_an_op_too_large_to_time_is_noted_with_estimated_scratch(emulated_gpu, monkeypatch):
     notes = []
     device = torch.device("cuda")
     meter = OpProfiler(device, device_memory(device), unit, notes.append)
@@ -221,7 +221,7 @@ def test_the_host_s_time_for_queueing_an_op_is_not_the_op_s(emulated_gpu):
     assert seconds_by_events(run, x.device, 3, host_seconds) < host_seconds / 2  # of the emulated device's clock
 
 
-def test_ops_are_timed_as_they_run_where_the_host_takes_longer_for_them_than_the_device(emulated_gpu, monkeypatch):
+def test_host_bound_ops_are_timed_as_they_run(emulated_gpu, monkeypatch):
     kernel_seconds, mark_seconds = 1e-3, 4e-3
     mark = SwapEngine.mark
 

@@ -69,7 +69,7 @@ def are_equal(results, expected):
 @pytest.mark.parametrize(
     ("have_access", "way"), [(True, "directly, by"), (False, "by way of the host: the two have no peer access")]
 )
-def test_results_are_the_same_with_and_without_peer_access_which_is_reported(tier, have_access, way, emulated_gpu):
+def test_results_are_the_same_with_and_without_peer_access(tier, have_access, way, emulated_gpu):
     remembered = describe_machine(torch.device("cuda:0"), "peer").to_json()
     emulated_gpu.configure_peers(have_access=have_access)
     measure._cache_file(torch.device("cuda:0"), "peer", "cuda:1").write(json.loads(remembered))

@@ -111,7 +111,7 @@ def test_products_take_the_time_of_their_operations(emulated_gpu):
     assert seconds_by_events(lambda: torch.bmm(batch, batch)) >= 2 * 4 * 50**3 / FLOP_RATE
 
 
-def test_convolutions_take_the_time_of_their_operations_and_backward_that_of_the_required_gradients(emulated_gpu):
+def test_convolution_time_follows_flops_and_the_required_gradients(emulated_gpu):
     x, weight = torch.ones(1, 8, 32, 32, device="cuda"), torch.ones(16, 8, 3, 3, device="cuda", requires_grad=True)
     torch.cuda.synchronize()
     emulated_gpu.configure_compute(flop_rate=FLOP_RATE)

@@ -74,7 +74,7 @@ def test_a_place_is_used_again_when_what_lay_there_has_died(arena):
     assert arena.num_unplaced == 0
 
 
-def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena):
+def test_a_tensor_kept_longer_than_planned_is_not_overwritten(arena):
     first_address(arena)
     script = Script([[place(0, 10)], [place(5, 10)]])
     kept = []
@@ -90,7 +90,7 @@ def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena)
         assert (kept[2 * number + 1] == 100 + number).all()
 
 
-def test_tensors_return_to_their_planned_offsets_once_retained_tensors_are_freed(arena):
+def test_planned_offsets_are_used_again_once_retained_tensors_are_freed(arena):
     base = first_address(arena)
     script = Script([[place(0, 10)], [place(10, 30)], [place(0, 3)]])
     for number in range(4):
@@ -111,7 +111,7 @@ def test_tensors_return_to_their_planned_offsets_once_retained_tensors_are_freed
     assert arena.num_unplaced == 1
 
 
-def test_memory_held_between_tensors_is_freed_at_the_end_and_counted_until_then(arena):
+def test_memory_between_tensors_is_counted_until_freed_at_the_end(arena):
     before = torch.cuda.memory_allocated()
     with arena.segment(Script([[place(3, 5)]])), arena.allocating():
         arena.open_next()
@@ -124,7 +124,7 @@ def test_memory_held_between_tensors_is_freed_at_the_end_and_counted_until_then(
     assert torch.cuda.memory_allocated() == before
 
 
-def test_allocations_between_the_parts_of_a_segment_are_outside_of_the_arena_and_reclaimed(arena):
+def test_allocations_between_segment_parts_are_outside_the_arena(arena):
     base = first_address(arena)
     script = Script([[place(0, 10)], [place(20, 2)], [place(30, 2)]])
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_signal_at_any_moment_leaves_nothing_held(arena):
     assert number > 100
 
 
-def test_looking_at_a_pool_takes_no_reference_from_the_numbers_that_name_it(arena, monkeypatch):
+def test_reading_a_pool_keeps_the_reference_counts_of_its_id(arena, monkeypatch):
     """Torch does, and numbers above 256 are objects that are freed."""
     numbers = (int("1000001"), int("1000002"))  # made at run time: no other references exist
     monkeypatch.setattr(arena, "_pool", SimpleNamespace(id=numbers))
@@ -242,7 +242,7 @@ def test_an_arena_is_as_large_as_the_segment_that_runs_needs_it(arena):
     assert seen == [30, 60, 30, 20, 60]
 
 
-def test_an_idle_arena_releases_its_memory_until_the_next_segment_unless_it_is_in_use(
+def test_an_idle_arena_releases_its_memory_until_the_next_segment(
     arena,
 ):
     script = Script([[place(0, 10)], [place(10, 30)]])
@@ -268,7 +268,7 @@ def test_foreign_allocations_are_outside_of_the_arena(arena):
     assert all(not base <= t.data_ptr() < base + 40 * UNIT_BYTES for t in outside)
 
 
-def test_extents_of_any_size_are_at_their_planned_offsets_whichever_neighbors_were_freed(arena):
+def test_extents_are_at_planned_offsets_whichever_neighbors_were_freed(arena):
     base = first_address(arena)
     half = 2**19  # a rest of which cannot be held
     # Of each: its place, and when it comes and dies. What died is held by itself: later ones go over its borders.
@@ -307,7 +307,7 @@ def anywhere(count: int) -> Slot:
     return Slot(None, count * UNIT_BYTES)
 
 
-def test_results_are_outside_of_the_arena_and_alternate_between_two_memories(arena):
+def test_results_are_outside_the_arena_and_alternate_between_two_blocks(arena):
     base = first_address(arena)
     script, seen, result = Script([[place(3, 14), anywhere(15)], [place(20, 15)], [anywhere(4)]]), [], None
     for number in range(6):
@@ -353,7 +353,7 @@ def test_results_added_to_others_free_their_memory_for_the_next_ones(arena):
 
 
 @pytest.mark.parametrize("leaves_room_before", [False, True])
-def test_free_memory_outside_of_the_arena_may_be_as_large_as_a_hole_inside(arena, leaves_room_before):
+def test_free_memory_outside_the_arena_may_be_as_large_as_a_gap_inside(arena, leaves_room_before):
     """Of equal blocks the allocator returns that of its older segment first, not the lower one."""
     before = tensor(64) if leaves_room_before else None
     base = first_address(arena)
@@ -376,7 +376,7 @@ def test_free_memory_outside_of_the_arena_may_be_as_large_as_a_hole_inside(arena
     assert arena.num_unplaced == 0
 
 
-def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(arena):
+def test_two_adjacent_results_are_not_taken_for_one_of_twice_the_size(arena):
     base = first_address(arena)
     script = Script([[place(3, 8), anywhere(4), anywhere(4)], [place(20, 2)]])
     for _ in range(4):
@@ -433,7 +433,7 @@ def test_a_step_runs_without_planned_offsets_if_two_arenas_do_not_fit(arena):
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_an_arena_that_a_result_was_left_in_is_given_back_when_that_has_died(arena):
+def test_an_arena_is_freed_when_the_last_result_in_it_has_died(arena):
     torch.cuda.empty_cache()
     with arena.segment(Script([[place(0, 5)]])), arena.allocating():
         arena.open_next()

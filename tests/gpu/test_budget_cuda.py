@@ -134,7 +134,7 @@ def rounds(budget=None):
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_starts_late_keeps_the_budget_while_ops_are_benchmarked():
+def test_a_late_optimizer_keeps_the_budget_while_ops_are_benchmarked():
     expected, reserved = rounds()
     budget = int(0.4 * max(reserved)[0])
     results, reserved = rounds(budget)
@@ -311,7 +311,7 @@ def loop_of(order, budget=None, *, num_steps=8):
         ["zeroed before the backward"],
     ),
 )
-def test_a_card_of_the_budget_runs_any_order_of_a_loop_though_results_are_held(order):
+def test_a_card_of_the_budgets_size_runs_loops_that_hold_results(order):
     expected, reserved = loop_of(order)
     budget = int(0.75 * max(reserved))
     with card_of(1.02 * budget):
@@ -321,7 +321,7 @@ def test_a_card_of_the_budget_runs_any_order_of_a_loop_though_results_are_held(o
 
 
 @pytest.mark.parametrize("kept", quick_of(["gradients", "outputs"], ["outputs"]))
-def test_tensors_held_into_the_next_step_are_not_overwritten_and_have_their_own_offsets(plain, kept):
+def test_tensors_held_into_the_next_step_have_their_own_offsets(plain, kept):
     expected, peak_bytes = plain
     budget = int(0.7 * peak_bytes)
     torch.manual_seed(0)
@@ -422,7 +422,7 @@ def test_auto_is_a_share_of_what_the_process_may_take():
         lmswap.disable(model)
 
 
-def test_memory_cached_from_an_earlier_training_is_not_part_of_the_first_step():
+def test_memory_cached_by_an_earlier_training_is_not_in_the_first_step():
     torch.compiler.reset()
     torch.empty(2**28, dtype=torch.uint8, device="cuda")
     model = nn.Sequential(nn.Linear(512, 512), nn.Tanh()).cuda()

@@ -49,7 +49,7 @@ def die_within(rank, world, folder):
 
 
 @pytest.mark.slow  # NCCL's watchdog takes a minute to end a process
-def test_when_a_rank_dies_in_mid_step_the_others_end_within_the_timeout_and_leave_nothing(tmp_path):
+def test_ranks_end_within_the_timeout_when_one_dies_in_mid_step(tmp_path):
     assert end(start(die_within, 2, str(tmp_path)), seconds=300) == [-signal.SIGABRT, 7]  # NCCL's watchdog ends a rank
     assert (tmp_path / "steps-0").read_text() == "2"
     assert "Watchdog caught collective operation timeout" in (tmp_path / "reported-0").read_text()

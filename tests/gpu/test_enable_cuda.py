@@ -116,7 +116,7 @@ def test_an_allocator_without_statistics_is_refused(monkeypatch):
         lmswap.enable(torch.nn.Linear(4, 4).cuda())
 
 
-def test_an_allocator_without_settings_to_look_at_serves_a_model_that_has_no_places(monkeypatch):
+def test_an_allocator_without_readable_settings_serves_without_an_arena(monkeypatch):
     def refuse(*_):
         raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful")
 
@@ -126,7 +126,7 @@ def test_an_allocator_without_settings_to_look_at_serves_a_model_that_has_no_pla
     assert report.swapped_out_bytes > 0
 
 
-def test_launch_overhead_is_measured_again_once_nothing_runs_for_the_first_time(monkeypatch, tmp_path):
+def test_launch_overhead_is_remeasured_after_first_runs(monkeypatch, tmp_path):
     link, host = Link(Rate.constant(2e10), Rate.constant(2e10)), Host(1e-5, 1e-5)
     machine = Machine("of this test", 2**34, 50e9, 10e9, 1e-6, (Tier("host", 2**34, link),), host)
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))

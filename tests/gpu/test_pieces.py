@@ -63,7 +63,7 @@ def of_several_sizes() -> list[Tensor]:
         (of_several_sizes, [Piece(30 * MIB), Piece(2 * MIB), Piece(2 * MIB, 0), Piece(MIB // 2)]),
     ],
 )
-def test_results_and_scratch_of_equal_size_are_distinguished_by_allocation_order(
+def test_results_and_equal_scratch_are_distinguished_by_allocation_order(
     run: Callable[[], list[Tensor]], pieces: list[Piece]
 ):
     assert trace_allocations(run, [], CUDA) == tuple(pieces)

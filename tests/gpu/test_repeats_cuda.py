@@ -16,7 +16,7 @@ pytestmark = [
 
 
 @pytest.mark.slow
-def test_a_convolution_that_repeats_its_bits_is_not_counted_for_fear_of_cudnns_benchmark(monkeypatch):
+def test_repeatable_convolutions_are_not_counted_under_cudnn_benchmark(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is put back
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # some kernels of small ones do not repeat theirs
     monkeypatch.setattr(lower, "_chooses_by_thread", lambda node: node.op == "call_function")

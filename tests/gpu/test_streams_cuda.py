@@ -300,7 +300,7 @@ class Both(Branches):
         return super().forward(torch.tanh(self.before(x)))
 
 
-def test_tensors_saved_by_two_streams_stay_resident_and_those_of_one_are_swapped():
+def test_only_tensors_saved_by_a_single_stream_are_swapped():
     torch.manual_seed(0)
     model, x = enabled(Both().cuda()), torch.ones(BATCH, WIDTH, device="cuda")
     for _ in range(3):

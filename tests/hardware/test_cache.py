@@ -67,7 +67,7 @@ def test_the_directory_is_lmswaps_own_then_the_desktops_then_the_users(monkeypat
     assert cache_directory() == tmp_path / ".cache" / "lmswap"
 
 
-def test_without_a_home_nothing_is_cached_and_one_warning_names_the_variable(monkeypatch, caplog):
+def test_without_a_home_one_warning_names_the_cache_variable(monkeypatch, caplog):
     for name in ("LMSWAP_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])

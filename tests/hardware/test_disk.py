@@ -124,7 +124,7 @@ def test_a_missing_and_an_unwritable_directory_are_refused(monkeypatch, tmp_path
         disk.swap_directory(str(tmp_path))
 
 
-def test_a_directory_open_to_all_is_refused_unless_others_cannot_change_what_is_not_theirs(kinds, tmp_path):
+def test_a_world_writable_directory_without_sticky_bit_is_refused(kinds, tmp_path):
     directory = tmp_path / "open"
     directory.mkdir()
     directory.chmod(0o777)

@@ -75,7 +75,7 @@ def test_this_machine_can_be_read():
     assert 0 < found.available_bytes <= found.total_bytes
 
 
-def test_resident_memory_rises_by_what_is_touched_and_its_peak_stays_until_reset():
+def test_resident_memory_rises_by_touched_pages_and_its_peak_stays():
     before, size = host_memory.resident_bytes(), 256 * MIB
     block = mmap.mmap(-1, size)
     for offset in range(0, size, PAGE):

@@ -192,7 +192,7 @@ def test_a_launchers_variable_that_is_no_number_is_refused_by_name(monkeypatch, 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
 @pytest.mark.parametrize("value", ["0", "abc"])
-def test_a_number_of_processes_that_cannot_be_is_refused_also_where_a_process_trains_alone(monkeypatch, name, value):
+def test_an_impossible_number_of_processes_is_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match=f"environment variable {name} is .*{value}"):
         lmswap.enable(nn.Linear(8, 8))

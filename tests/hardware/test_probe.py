@@ -28,7 +28,7 @@ def test_a_disk_with_little_room_is_measured_with_smaller_copies(tmp_path, room_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_without_room_for_any_copies_is_refused_with_what_measuring_takes(tmp_path):
+def test_a_full_disk_is_refused_with_the_bytes_that_measuring_takes(tmp_path):
     with pytest.raises(TierError, match=r"disk tier has room for 3.00 MiB; to measure its link takes 3.00 MiB"):
         measure_link(CPU, "disk", str(tmp_path), 3 * MIB - 1)
 

@@ -48,7 +48,7 @@ def trained(batch=FEW, folder=None, accumulates=1, **options):
     return weights(model), report
 
 
-def test_bits_are_those_of_plain_accelerate_and_the_peak_keeps_to_the_budget():
+def test_accelerate_bits_are_plain_and_the_peak_is_within_the_budget():
     with grown() as plain:
         expected, _ = trained(BATCH)
     with grown() as ours:
@@ -60,7 +60,7 @@ def test_bits_are_those_of_plain_accelerate_and_the_peak_keeps_to_the_budget():
     assert report.swapped_out_bytes > PLAIN_BYTES / 2
 
 
-def test_figures_are_in_tensorboard_and_accumulated_gradients_have_plain_bits(tmp_path):
+def test_accumulated_gradients_have_plain_bits_and_tensorboard_figures(tmp_path):
     actual, report = trained(folder=tmp_path, accumulates=2, budget="6GiB")
     assert same_bits(actual, trained(accumulates=2)[0])
     found = scalars(tmp_path / "run")

@@ -84,7 +84,7 @@ def trained(callbacks=(), **settings):
     return weights(module)
 
 
-def test_bits_are_those_of_plain_lightning_and_the_peak_keeps_to_the_budget():
+def test_lightning_bits_are_plain_and_the_peak_is_within_the_budget():
     with grown() as plain:
         expected = trained(batch=BATCH)
     callback = LmswapCallback(BUDGET_BYTES, policy="swap_all")
@@ -108,7 +108,7 @@ def test_figures_are_in_tensorboard_at_the_steps_of_the_loss(tmp_path):
     assert {name for name in found if name.startswith("lmswap/")} == set(callback.report.metrics())
 
 
-def test_accumulated_gradients_have_plain_bits_and_each_step_is_logged_once(tmp_path):
+def test_accumulated_gradients_have_plain_bits_and_one_log_per_step(tmp_path):
     settings = {"accumulate_grad_batches": 2, "max_epochs": 2}
     trainer_logger = TensorBoardLogger(tmp_path)
     actual = trained([LmswapCallback("6GiB")], logger=trainer_logger, **settings)
@@ -117,14 +117,14 @@ def test_accumulated_gradients_have_plain_bits_and_each_step_is_logged_once(tmp_
     assert set(found["loss"]) == set(found["lmswap/peak_bytes"]) == {0, 1, 2, 3}
 
 
-def test_validation_within_training_changes_no_bits_and_the_figures_stay_those_of_training():
+def test_validation_changes_neither_bits_nor_training_figures():
     callback = LmswapCallback("6GiB")
     settings = {"validates": True, "val_check_interval": 2, "num_sanity_val_steps": 1}
     assert same_bits(trained([callback], **settings), trained(**settings))
     assert callback.report.trains
 
 
-def test_a_training_resumed_from_a_checkpoint_has_the_bits_of_one_that_was_not(tmp_path):
+def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(tmp_path):
     expected = trained(max_epochs=2)
     first = [LmswapCallback("6GiB"), ModelCheckpoint(tmp_path, filename="first")]
     fit(regression(), first, enable_checkpointing=True)

@@ -78,7 +78,7 @@ def test_bits_are_those_of_plain_monai_and_the_peak_keeps_to_the_budget():
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_tensorboard_has_figures_of_each_epoch_wherever_the_handler_is_attached(tmp_path, is_first):
+def test_tensorboard_has_figures_of_each_epoch_in_any_handler_order(tmp_path, is_first):
     handlers = [LmswapHandler("6GiB"), TensorBoardStatsHandler(log_dir=tmp_path, output_transform=from_engine("loss"))]
     trainer = trainer_of(handlers if is_first else handlers[::-1], max_epochs=2)
     trainer.run()
@@ -88,7 +88,7 @@ def test_tensorboard_has_figures_of_each_epoch_wherever_the_handler_is_attached(
     assert set(handlers[0].report.metrics()) == set(trainer.state.metrics)
 
 
-def test_whole_volumes_with_their_metadata_have_plain_bits_and_validation_changes_none():
+def test_volumes_with_metadata_have_plain_bits_despite_validation():
     def volumes():
         torch.manual_seed(1)
         images = [MetaTensor(torch.randn(1, 16, 16, 16), affine=torch.eye(4)) for _ in range(4)]
@@ -153,7 +153,7 @@ def test_an_engine_without_a_network_is_refused_with_advice():
         engine.run([0])
 
 
-def test_the_bundle_of_the_examples_has_the_bits_of_the_one_without_the_handler(tmp_path, capsys):
+def test_the_example_bundle_has_the_bits_of_the_plain_bundle(tmp_path, capsys):
     def run(**changes):
         monai.utils.set_determinism(None)
         small = {

@@ -41,7 +41,7 @@ def run(monkeypatch):
     return run
 
 
-def test_bits_are_those_of_the_script_without_lmswap_and_the_peak_is_lower(run, tmp_path):
+def test_the_recipe_has_plain_bits_at_a_lower_peak(run, tmp_path):
     assert WITHOUT.count("lmswap.") == CODE.count("lmswap.") - 2
     expected, plain_bytes = run(WITHOUT)
     actual, our_bytes = run(CODE, "--budget", "250MiB", "--tensorboard", str(tmp_path))

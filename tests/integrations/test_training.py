@@ -7,14 +7,14 @@ from lmswap.errors import OptionError
 from lmswap.integrations.training import ManagedTraining
 
 
-def test_arguments_that_cannot_be_read_are_refused_when_the_callback_is_made():
+def test_the_callback_refuses_unreadable_arguments_when_constructed():
     with pytest.raises(OptionError, match="unknown option 'bugdet'"):
         ManagedTraining("auto", {"bugdet": "6GiB"})
     with pytest.raises(OptionError, match="unknown policy 'fast'"):
         ManagedTraining("6GiB", {"policy": "fast"})
 
 
-def test_the_report_of_a_finished_training_is_logged_once_and_that_of_a_failed_one_is_not(caplog):
+def test_only_a_finished_training_logs_its_report(caplog):
     caplog.set_level("INFO", logger="lmswap.integrations")
     training = ManagedTraining("1GiB", {})
     training.begin(nn.Linear(2, 2))

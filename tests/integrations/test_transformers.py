@@ -76,7 +76,7 @@ def trained(trainer, budget=None, *, resumes=False, **options):
     return weights(trainer.model), callback
 
 
-def test_bits_are_those_of_the_plain_trainer_and_the_peak_keeps_to_the_budget(tmp_path):
+def test_trainer_bits_are_plain_and_the_peak_is_within_the_budget(tmp_path):
     torch.manual_seed(0)
     data = rows(BATCH)
     plain_trainer, our_trainer = (trainer_of(tmp_path, batch=BATCH, data=data) for _ in range(2))
@@ -104,7 +104,7 @@ def test_figures_are_in_tensorboard_and_in_the_history_with_each_loss(tmp_path, 
     assert set(callback.report.metrics()) <= set(history[-1])
 
 
-def test_accumulated_gradients_and_evaluations_within_training_have_plain_bits(tmp_path):
+def test_accumulation_and_evaluation_within_training_have_plain_bits(tmp_path):
     settings = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
     expected, _ = trained(trainer_of(tmp_path, **settings))
     actual, callback = trained(trainer_of(tmp_path, **settings), "6GiB")
@@ -112,7 +112,7 @@ def test_accumulated_gradients_and_evaluations_within_training_have_plain_bits(t
     assert callback.report.trains
 
 
-def test_a_training_resumed_from_a_checkpoint_has_the_bits_of_one_that_was_not(tmp_path):
+def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     expected, _ = trained(trainer_of(tmp_path / "whole", max_steps=4, **settings))
     trained(trainer_of(tmp_path / "parts", max_steps=2, **settings), "6GiB")
@@ -162,7 +162,7 @@ def test_a_training_can_start_after_a_failed_one(tmp_path, enabled):
     assert not enabled()
 
 
-def test_arguments_by_which_the_trainer_compiles_or_copies_the_model_are_refused(tmp_path):
+def test_trainer_arguments_that_compile_or_copy_the_model_are_refused(tmp_path):
     callback = LmswapCallback(trainer_of(tmp_path), "6GiB")
     with pytest.raises(OptionError, match="torch_compile=True compiles the model"):
         callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, model=Regression())
@@ -171,7 +171,7 @@ def test_arguments_by_which_the_trainer_compiles_or_copies_the_model_are_refused
 
 
 @pytest.mark.slow
-def test_torchrun_ranks_that_evaluate_and_resume_are_bitwise_equal_to_ranks_without_lmswap(tmp_path):
+def test_torchrun_ranks_that_evaluate_and_resume_have_plain_bits(tmp_path):
     def run(name, *budget):
         folder = tmp_path / name
         folder.mkdir()

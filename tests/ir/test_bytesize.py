@@ -27,7 +27,7 @@ def test_anything_else_is_refused(text):
 @pytest.mark.parametrize(
     "text", ["9" * 400, "9" * 5000 + "GiB", "1048577 TiB", 10**400, 10**5000, -(10**5000), 1e300], ids=type
 )
-def test_more_than_any_machine_has_is_refused_however_long_the_number_is(text):
+def test_byte_counts_beyond_any_machine_are_refused(text):
     with pytest.raises(OptionError, match=r"host_budget is beyond 1048576.00 TiB, more than any machine has"):
         parse_bytes(text, what="host_budget")
 

@@ -66,7 +66,7 @@ def test_an_impossible_rate_is_refused(points):
         Rate(points)
 
 
-def test_the_slowest_link_is_the_slowest_at_each_size_that_all_were_measured_at():
+def test_the_slowest_link_is_chosen_at_each_size_that_all_have():
     one = Link(Rate(((1, 1.0), (10, 4.0), (100, 9.0))), Rate(((1, 2.0),)), 0.9, 0.5, 0.8)
     other = Link(Rate(((1, 2.0), (10, 3.0))), Rate(((1, 1.0),)), 0.6, 0.7, 1.0)
     expected = Link(Rate(((1, 2.0), (10, 4.0))), Rate(((1, 2.0),)), 0.6, 0.5, 0.8)

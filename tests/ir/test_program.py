@@ -36,7 +36,7 @@ def test_json_keeps_every_program(step):
     assert Program.from_json(step.program.to_json()) == step.program
 
 
-def test_buffers_have_names_of_their_own_and_those_of_older_files_their_first_values():
+def test_buffers_have_names_and_in_older_files_those_of_their_first_values():
     named = replace(STEP.program, buffers=tuple(replace(b, name="block: add") for b in STEP.program.buffers))
     count = len(named.buffers)
     assert named.buffer_names == ("block: add", *(f"block: add #{number}" for number in range(2, count + 1)))

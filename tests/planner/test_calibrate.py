@@ -146,7 +146,7 @@ def test_ops_predicted_to_cost_the_same_are_corrected_as_one():
 # --- what the host took -----------------------------------------------------------------------------------------------
 
 
-def test_if_the_device_waited_host_costs_are_corrected_and_op_costs_are_not():
+def test_if_the_device_waited_only_host_costs_are_corrected():
     # Of the forward's 3 ops and one copy the host takes 3 * 2 + 1 s as described; it took 21.
     machine = replace(MACHINE, host=Host(2.0, 1.0))
     made = found(measured(21.0, 5.0), machine=machine, host_seconds=(21.0, None))

@@ -279,7 +279,7 @@ def test_every_buffer_has_a_reason_in_numbers():
     assert set(plan.reasons) == {buffer.id for buffer in CHAIN.program.buffers}
 
 
-def test_the_reason_of_a_swap_names_the_writable_input_that_prevents_a_recompute():
+def test_a_swaps_reason_names_the_writable_input_that_bars_recompute():
     text = "forward\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> y\nbackward\ng1 1: t a -> gx"
     step = build(text, sizes={"a": 4}, scratch={"f3": 10}, outputs="y", tangents="t", gradients="gx")
     plan = plan_of("swap", step, 12)
@@ -402,7 +402,7 @@ def test_errors_of_auto_name_auto(cheapest, monkeypatch):
 
 
 @pytest.mark.parametrize("budget_bytes", [2, 6])
-def test_each_thread_of_auto_releases_its_memory_once_also_after_a_refusal(budget_bytes, monkeypatch):
+def test_each_thread_of_auto_releases_its_memory_once(budget_bytes, monkeypatch):
     released = []
     monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
     monkeypatch.setattr(portfolio, "release_thread_memory", lambda: released.append(threading.get_ident()))

@@ -57,7 +57,7 @@ def test_a_host_copy_is_not_reused_in_a_segment_without_its_token():
     assert [s.out_start for s in schedule_copies(fast, [forward, backward], wishes=wishes)] == [1, 7]
 
 
-def test_an_unfinished_swap_out_is_cancelled_at_the_segments_end_if_memory_is_free():
+def test_an_unfinished_swap_out_is_cancelled_at_the_end_if_memory_is_free():
     step = build(
         """
         forward
@@ -123,7 +123,7 @@ def chain(length):
 
 
 @pytest.mark.parametrize("link", [0.1, 0.5, 10.0])  # bytes per second beside ops of 1 s: how long copies queue up
-def test_placing_takes_as_many_instructions_for_each_swap_however_many_there_are(link):
+def test_instructions_to_schedule_a_swap_do_not_grow_with_their_number(link):
     counted = {}
     for length in (1, 50, 400):
         problem = problem_of(chain(length), 10 * length, unit_machine(out=link, into=link))

@@ -150,7 +150,7 @@ ADJACENT = build(
 @pytest.mark.parametrize(
     ("out_start", "release", "is_valid"), [(2, 3, True), (2, 5, True), (3, 4, True), (4, 5, False)]
 )
-def test_a_backward_that_follows_its_forward_may_wait_for_copies_that_this_has_queued(out_start, release, is_valid):
+def test_a_backward_may_wait_for_copies_queued_by_its_forward(out_start, release, is_valid):
     plan = unpredicted([swap(ADJACENT.id("a"), out_start, release, 5, 5)])
     timeline = simulate(ADJACENT.program, ADJACENT.costs, MACHINE, plan)
     plan = replace(plan, predicted_peak_bytes=timeline.peak_bytes)
@@ -239,7 +239,7 @@ def test_planners_and_verifier_agree_on_what_the_caller_may_write(step):
 
 
 @given(steps().flatmap(lambda step: st.tuples(st.just(step), random_plans(step))), machines())
-def test_any_plan_made_by_the_rules_is_accepted_and_simulated_to_the_same_peak(case, machine):
+def test_valid_random_plans_are_accepted_with_the_simulated_peak(case, machine):
     step, plan = case
     peak_bytes = simulate(step.program, step.costs, machine, plan).peak_bytes
     verify(step.program, step.costs, machine, replace(plan, predicted_peak_bytes=peak_bytes))

@@ -64,7 +64,7 @@ def plan(*swaps, recomputes=()):
     return Plan("test", 0, swaps, 0.0, 0, recomputes=recomputes)
 
 
-def test_swaps_of_one_buffer_are_distinguished_by_the_order_of_their_copies():
+def test_swaps_of_one_buffer_are_distinguished_by_copy_order():
     a = SEVERAL.id("a")
     twice = plan(Swap(a, "disk", 0, 2, 2, 2, 3), Swap(a, "disk", 0, 4, 4, 4, 4))
     found = waits(SEVERAL.program, twice, out(a, 1, 1.0), back(a, 2, 2.0), out(a, 3, 3.0), back(a, 4, 4.0))
@@ -103,7 +103,7 @@ def test_waits_are_summed_over_steps_longest_first():
     assert _sum_up(iter(waited)) == (Stall("g", "", "y", Lane.OUT, 1, 3.0), Stall("f", "a.py:1", "x", Lane.IN, 2, 2.5))
 
 
-def test_under_an_emulated_link_lmswaps_copies_take_the_place_of_what_a_tool_saw_of_them():
+def test_under_an_emulated_link_own_records_replace_a_tools_copies():
     kernel, stall = Span(Lane.COMPUTE, "conv", 0.0, 2.0), Span(Lane.STALL, "wait", 2.0, 3.0)
     batch = Span(Lane.IN, "copy in", 0.0, 0.1, 2**21, is_pageable=True)
     chunks = [Span(Lane.OUT, "copy out", start, start + 0.1, 2**20) for start in (0.0, 1.0, 2.0)]

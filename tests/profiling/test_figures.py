@@ -39,7 +39,7 @@ def test_shares_of_the_window_are_those_counted_by_hand():
     assert figures.invalid == ""
 
 
-def test_throughput_is_given_over_copies_over_busy_time_and_over_the_window():
+def test_throughput_is_over_copies_busy_time_and_the_window():
     #    two copies in at once: 1–3 and 2–5
     figures = figures_of(timeline(copy(Lane.IN, 1, 3, 4 * MIB), copy(Lane.IN, 2, 5, 6 * MIB))).copies_in
     assert (figures.num_copies, figures.nbytes) == (2, 10 * MIB)
@@ -118,7 +118,7 @@ def test_a_timeline_without_steps_is_one_step_to_its_end():
     assert figures.stall_seconds == 2
 
 
-def test_pageable_copies_are_refused_as_a_measurement_with_their_number_and_bytes():
+def test_pageable_copies_are_refused_with_their_number_and_bytes():
     spans = (copy(Lane.OUT, 0, 1, 3 * MIB, is_pageable=True), copy(Lane.IN, 1, 2, 5, is_pageable=True))
     figures = figures_of(timeline(*spans))
     assert (figures.num_pageable, figures.pageable_bytes) == (1, 3 * MIB)

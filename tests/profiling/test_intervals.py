@@ -19,7 +19,7 @@ def is_normal(intervals):
 
 
 @given(rows)
-def test_a_union_covers_what_its_rows_cover_in_rows_that_neither_overlap_nor_touch(a):
+def test_union_covers_its_rows_without_overlap_or_touch(a):
     assert members(union(a)) == members(a)
     assert is_normal(union(a))
 

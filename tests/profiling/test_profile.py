@@ -83,7 +83,7 @@ def script(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, monkeypatch, capfd):
+def test_figures_of_chosen_steps_equal_those_of_the_reports(script, tmp_path, monkeypatch, capfd):
     command = [*script(SCRIPT), "out.json", "--flag"]
     monkeypatch.setattr(tools, "find_host", lambda: tools.Host((), None, frozenset({"nsys"})))
     options = ["--tool", "nsys", "--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json"]
@@ -167,7 +167,7 @@ LOOPS = PLAIN.replace("    (parameter", "  for _ in torch.utils.data.DataLoader(
 
 
 @pytest.mark.parametrize("window", [Window(2, 4, epoch=1), Window(5, 7, epoch=1)])
-def test_a_window_that_its_epoch_cannot_fill_is_given_up_and_the_script_runs_to_its_end(window, run_inside, capsys):
+def test_an_epoch_too_short_for_the_window_runs_to_its_end(window, run_inside, capsys):
     code, outcome = run_inside(LOOPS, window)
     assert code is None
     assert f"did not have all {window}: epoch 1 had 3 steps, epoch 2 had 1 steps" in outcome["error"]
@@ -234,7 +234,7 @@ def test_with_stop_the_script_ends_with_the_window(run_inside, capsys):
     assert "came to its end" not in capsys.readouterr().out
 
 
-def test_for_nsys_and_nvprof_capture_starts_and_stops_around_ranges_of_the_steps(run_inside, monkeypatch):
+def test_nsys_and_nvprof_capture_surrounds_the_ranges_of_the_steps(run_inside, monkeypatch):
     calls = []
     for module, name in (
         *((torch.cuda.profiler, name) for name in ("start", "stop")),

@@ -108,7 +108,7 @@ def test_ranges_of_other_scripts_are_steps_too(name, path):
     assert "the steps are the host's" in trace.notes[0]
 
 
-def test_a_step_that_several_processes_make_lasts_from_the_first_to_the_last(path):
+def test_a_step_of_several_processes_lasts_from_the_first_to_the_last(path):
     ranges = [("step 3", 2, 9), ("step 3", 1, 8), ("step 4", 9, 20), ("step 4", 8, 19)]
     steps = read_traces(files.nvprof_sqlite(path, ranges=ranges))[0].timeline.steps
     assert [(s.number, round(s.start_seconds * 1e3), round(s.end_seconds * 1e3)) for s in steps] == [

@@ -61,7 +61,7 @@ def test_validation_in_the_middle_of_an_epoch_begins_no_new_one():
         assert loop.counter.epochs == [4]
 
 
-def test_recreated_loaders_and_loaders_with_persistent_workers_start_epochs():
+def test_recreated_and_persistent_loaders_start_epochs():
     with Loop() as loop:
         lasting = batches(2, num_workers=1, persistent_workers=True)
         for loader in (batches(3), batches(1), lasting, lasting):

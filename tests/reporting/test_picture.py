@@ -34,7 +34,7 @@ def test_the_users_own_figures_are_left_alone(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_unknown_ending_a_missing_folder_and_nothing_to_draw_are_refused(tmp_path):
+def test_unknown_suffixes_missing_folders_and_empty_pictures_are_refused(tmp_path):
     with pytest.raises(OptionError, match=r"must end in one of \.png, \.svg, \.pdf"):
         report().plot(tmp_path / "step.bmp")
     with pytest.raises(OptionError, match=r"folder '.*missing' does not exist"):

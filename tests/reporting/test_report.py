@@ -159,7 +159,7 @@ def test_planned_swaps_that_did_not_run_are_not_called_on():
     assert "Swapping is on" not in text
 
 
-def test_the_host_budget_is_shown_next_to_the_plans_use_before_the_first_step():
+def test_the_host_budget_is_shown_beside_the_plans_use():
     text = said(planned_report(host_budget_bytes=5 * MIB))
     assert "Host budget 5.00 MiB: the plan uses 3.00 MiB of the disk tier." in text
     assert "Host budget" not in said(planned_report())
@@ -171,7 +171,7 @@ def test_reserved_swap_memory_is_reported_with_the_time_of_its_reservation():
     assert "reserved in" not in said(planned_report())
 
 
-def test_the_state_of_the_plan_is_one_short_sentence_with_details_below():
+def test_the_plans_state_is_one_sentence_with_details_below():
     why = "replanned after step 3: measured 1.64 s against 2.61 s predicted; most off is op 'mm' (small.py:8)"
     made = report(plan_origin="replanned after step 3", plan_notes=[why])
     assert "\nPlan: replanned after step 3; costs 10.0 % over unlimited memory.\n" in str(made)
@@ -193,7 +193,7 @@ def test_a_plan_without_a_certificate_claims_nothing():
     assert "its optimality gap is unknown" in said(explained)
 
 
-def test_a_budget_below_the_fixed_memory_is_reported_without_negative_bytes():
+def test_a_budget_below_fixed_memory_shows_no_negative_bytes():
     text = said(report(base_bytes=11 * MIB))
     assert (
         "Budget 12.00 MiB (resident memory since enable) leaves nothing for the step's tensors: 11.00 MiB before the "
@@ -257,7 +257,7 @@ def test_json_holds_every_field():
     assert len(data["decisions"]) == len(PROGRAM.buffers) - 1
 
 
-def test_metrics_are_the_figures_there_are_as_plain_numbers_under_their_prefix():
+def test_metrics_are_the_known_figures_as_prefixed_plain_numbers():
     metrics = planned_report().metrics()
     assert metrics["lmswap/budget_bytes"] == planned_report().budget_bytes
     assert metrics["lmswap/predicted_peak_bytes"] == planned_report().predicted_peak_bytes
@@ -274,7 +274,7 @@ def test_reports_are_read_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_step_in_which_the_device_waits_for_the_host_is_called_host_bound():
+def test_a_step_whose_device_waits_for_the_host_is_called_host_bound():
     measured_seconds = report().measured_seconds
     assert measured_seconds is not None
     assert "Host-bound for 50 % of the step" in said(report(host_bound_seconds=measured_seconds / 2))

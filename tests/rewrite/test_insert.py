@@ -135,7 +135,7 @@ class Watching(MemoryEngine):
         return super().in_start(token, buffer, device)
 
 
-def test_a_backward_waits_for_the_copies_that_its_forward_has_queued_and_frees_their_memory():
+def test_a_backward_waits_for_its_forwards_copies_and_frees_their_memory():
     rows = torch.randn(4, 16)
 
     class Late(RandomlySwapped):

@@ -30,7 +30,7 @@ def test_saved_outputs_keep_their_descriptions_and_new_ones_have_none():
     assert forward.saved == [new, c, a]
 
 
-def test_values_that_the_backward_does_not_read_are_neither_saved_nor_passed():
+def test_values_unread_by_the_backward_are_neither_saved_nor_passed():
     forward, backward = pair()
     saved = drop_unread(backward, zip(forward.saved, backward.inputs, strict=True))
     forward.save(saved)

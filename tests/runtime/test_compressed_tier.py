@@ -112,7 +112,7 @@ def test_tensors_take_less_memory_than_their_bytes_which_is_reported():
     assert " of host memory for 7." in str(report)
 
 
-def test_until_a_step_has_run_tensors_count_as_they_are_and_then_as_they_compress():
+def test_tensors_count_uncompressed_before_the_first_step():
     with pytest.raises(TierError, match=r"has 3\.00 MiB.*count there as they are"):
         train(RECTIFIED, policy="swap_all", host_budget=3 * MIB)
     train(RECTIFIED, policy="swap_all", num_steps=4)
@@ -123,7 +123,7 @@ def test_until_a_step_has_run_tensors_count_as_they_are_and_then_as_they_compres
     assert report.tier_resident_bytes <= report.host_budget_bytes
 
 
-def test_tensors_that_compress_less_than_before_are_reported_and_replanned_for():
+def test_tensors_that_compress_less_than_before_cause_a_reported_replan():
     _, unplanned = train(RECTIFIED, policy="none")
     train(RECTIFIED, policy="swap_all", num_steps=4)
     with pytest.warns(BudgetExceeded, match=r"more than its limit of 3\.00 MiB.*host_budget"):
@@ -135,7 +135,7 @@ def test_tensors_that_compress_less_than_before_are_reported_and_replanned_for()
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
-def test_a_plan_that_stays_though_they_compress_less_can_be_saved_and_followed(tmp_path):
+def test_a_plan_kept_despite_lower_compression_can_be_saved_and_followed(tmp_path):
     train(RECTIFIED, policy="swap_all", num_steps=4)
     options = {"batch": lambda: torch.rand(512, 512), "num_steps": 2, "host_budget": 3 * MIB}
     expected, report = train(RECTIFIED, **options, policy="swap_all", save=tmp_path / "plan.json")

@@ -33,7 +33,7 @@ class SweptMeanwhile:
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_a_copy_that_ends_and_is_swept_before_it_has_a_number_is_no_error(compiler):
+def test_a_copy_that_finishes_before_it_has_a_number_is_no_error(compiler):
     torch.manual_seed(0)
     model, data = nn.Sequential(nn.Linear(256, 512), nn.Sigmoid(), nn.Linear(512, 256)), torch.randn(1024, 256)
     model(data).square().mean().backward()

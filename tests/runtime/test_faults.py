@@ -213,7 +213,7 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager", INDUCTOR])
-def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(monkeypatch, compiler):
+def test_a_bit_flipped_on_the_way_from_the_disk_is_an_error(monkeypatch, compiler):
     model = enable_on_a_disk_that(monkeypatch, "read@2=flip", compiler=compiler)
     with pytest.raises(BytesChanged, match=r"buffer '.+', made by .* were changed on the way out"):
         step(model)
@@ -227,7 +227,7 @@ def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(m
 
 
 @pytest.mark.cpu_only("faults of copies beside the disk are injected into the CPU's driver")
-def test_a_bit_that_changed_in_host_memory_is_caught_and_training_does_not_go_on_with_it(monkeypatch):
+def test_a_bit_flipped_in_host_memory_stops_the_step(monkeypatch):
     monkeypatch.setattr(
         "lmswap.session.engine_setup.resolve_tier", lambda *_: "host"
     )  # memory beside the CPU's, as beside a GPU's

@@ -175,7 +175,7 @@ def test_memory_of_what_follows_no_plan_is_never_known():
     assert steps.clock.forgotten == []
 
 
-def test_of_steps_without_a_question_only_the_last_and_the_last_training_one_are_read():
+def test_only_the_last_step_and_the_last_training_step_are_read():
     steps, seen = Planned(reports_changes=True), []
     for phases in [("forward", "backward")] * 3 + [("inference",)] * 3:
         steps.run(phases=phases)
@@ -264,7 +264,7 @@ def test_the_last_training_step_is_reported_after_later_calls():
     assert recorder.last().step.sequence[-1] == (0, "inference")
 
 
-def test_the_end_of_a_run_that_was_broken_off_in_an_earlier_step_is_no_part_of_the_next_one():
+def test_the_end_of_a_run_interrupted_in_an_earlier_step_is_not_recorded():
     clock = Ticks()
     recorder = Recorder(clock, Memory())
     with recorder.segment((0, "forward")):
@@ -437,7 +437,7 @@ def test_a_run_that_is_broken_off_lets_the_device_go():
     assert clock.log[-2:] == ["let go", "mark"]
 
 
-def test_a_step_is_host_bound_where_the_device_has_run_what_the_host_has_only_just_queued():
+def test_a_step_is_host_bound_if_the_device_catches_up_with_the_host():
     waited_for = SegmentRun((0, "forward"), 0.0, (), 2.0, begun_seconds=0.5, queued_seconds=1.99)
     waiting = SegmentRun((0, "backward"), 2.0, (), 6.0, begun_seconds=2.0, queued_seconds=3.0)
     record = StepRecord(STEP, (waited_for, waiting), (), ())

@@ -42,7 +42,7 @@ def test_tensors_whose_values_are_not_their_storages_bytes_have_none(kind):
 
 
 @pytest.mark.parametrize("transform", ["vmap", "jvp", "grad", "is_grads_batched"])
-def test_wrappers_of_transforms_have_no_storage_inside_of_them_and_one_outside(transform):
+def test_transform_wrappers_have_a_storage_only_outside_the_transform(transform):
     seen = []
 
     def look(x):

@@ -88,7 +88,7 @@ def test_a_model_that_disables_hooks_trains_and_so_does_the_next(path, name):
         assert all(map(torch.equal, actual, expected))
 
 
-def test_an_error_is_that_of_the_context_where_a_signal_has_removed_the_hooks_before():
+def test_the_contexts_error_survives_hooks_removed_by_a_signal():
     with pytest.raises(KeyboardInterrupt), Hooks().on(lambda tensor: tensor, lambda tensor: tensor):
         torch._C._autograd._pop_saved_tensors_default_hooks()  # as within `without_hooks`, which a signal left
         raise KeyboardInterrupt

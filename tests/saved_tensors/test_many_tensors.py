@@ -86,7 +86,7 @@ OPTIONS = {
     ("network", "options"),
     quick_of(itertools.product([Chain, Collected, OneNode], OPTIONS), [(Chain, "all leave"), (Collected, "all leave")]),
 )
-def test_recording_takes_as_many_instructions_for_each_tensor_however_many_there_are(network, options):
+def test_instructions_to_record_a_tensor_do_not_grow_with_their_number(network, options):
     instructions(network(8), OPTIONS[options])  # what is done once
     few, many = (instructions(network(length), OPTIONS[options]) for length in (80, 240))
     assert many <= 3 * few

@@ -104,7 +104,7 @@ def test_a_plan_may_swap_tensors_that_the_step_before_it_kept(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_step_without_a_plan_that_does_not_fit_keeps_a_part_within_the_budget():
+def test_unplanned_steps_over_the_budget_swap_only_a_part():
     def run(model):
         torch.manual_seed(1)
         for order in ORDERS[:6]:

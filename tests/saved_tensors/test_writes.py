@@ -39,7 +39,7 @@ def compare(program, policy):
 
 
 @pytest.mark.hypothesis
-def test_random_programs_that_write_what_was_saved_have_the_bits_of_plain_torch():
+def test_random_programs_that_write_saved_tensors_have_plain_bits():
     happened = Counter()
 
     @cases(50)

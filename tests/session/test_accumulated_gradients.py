@@ -101,7 +101,7 @@ def test_a_second_set_of_them_would_have_had_no_room(plain):
 
 
 @pytest.mark.slow
-def test_the_plan_that_is_kept_of_them_is_followed_from_their_first_step_on(plain, tmp_path):
+def test_a_saved_plan_of_accumulated_steps_is_followed_at_once(plain, tmp_path):
     path = tmp_path / "step.json"
     train(budget=BUDGET, saved=path)
     actual, report = train(plan=path)

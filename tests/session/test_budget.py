@@ -58,7 +58,7 @@ def test_other_budgets_include_any_step():
     assert not tracked.widen(tracked.allowance(step.program), 2**31)
 
 
-def test_a_share_that_is_too_small_is_widened_as_far_as_the_device_goes():
+def test_a_small_percentage_is_widened_up_to_the_device():
     tracked, notes = tracker("1%")
     step = step_of(64)
     tracked.take_share(step.program, step.costs)

@@ -62,7 +62,7 @@ def refuse(*_, **__):
     raise AssertionError("this start had nothing left to do")
 
 
-def test_the_second_start_neither_times_ops_nor_plans_and_is_bitwise_equal(monkeypatch):
+def test_a_second_start_neither_times_ops_nor_plans(monkeypatch):
     train(policy="none")  # a process finds 30 to 45 MiB more in use at its first trace, which imports much of torch
     expected, first = train()
     assert first.plan_origin.startswith("made in")
@@ -183,7 +183,7 @@ def test_a_kept_plan_is_predicted_with_measured_costs(monkeypatch):
 
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.cpu_only("no heap of lmswap's serves a GPU's memory")
-def test_planning_between_steps_uses_free_heap_memory_and_the_rest_stays_for_the_next_step(monkeypatch):
+def test_planning_between_steps_takes_free_heap_memory_only_as_needed(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     monkeypatch.setattr(planner, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
@@ -239,7 +239,7 @@ def test_tensors_held_by_others_meanwhile_count_as_before_the_step():
     lmswap.disable(model)
 
 
-def test_an_evaluation_before_training_leaves_the_reserve_for_the_optimizer(device):
+def test_an_evaluation_before_training_keeps_the_optimizer_reserve(device):
     model = lmswap.enable(CASE.make(), policy="none")
     with torch.no_grad():
         model(CASE.batch())
@@ -249,7 +249,7 @@ def test_an_evaluation_before_training_leaves_the_reserve_for_the_optimizer(devi
     lmswap.disable(model)
 
 
-def test_the_host_budget_limits_swapped_bytes_and_is_reported_before_the_first_step(tier):
+def test_the_host_budget_limits_swapped_bytes_before_the_first_step(tier):
     _, unlimited = train()
     assert unlimited.tier_planned_bytes > 2**19
     with pytest.raises(LmswapError, match=f"tier '{tier}'"):

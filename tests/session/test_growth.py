@@ -91,7 +91,7 @@ def test_growth_that_fits_is_part_of_later_predictions(unplanned):
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
-def test_growth_that_has_no_room_is_planned_for_each_time_until_no_plan_fits_which_is_reported_each_time(unplanned):
+def test_growth_without_room_replans_each_time_until_no_plan_fits(unplanned):
     kept, budget = [], tight_budget(unplanned[1], 0.95)
     bits, reports = grown(budget, keeping(kept, 40), in_steps=(5, 6, 7, 8))
     assert equal_bits(bits, unplanned[0])

@@ -50,7 +50,7 @@ def test_the_part_of_the_margin_that_growth_does_not_need_is_used(source, unplan
     assert report.highest_peak_bytes <= budget
 
 
-def test_the_least_budget_of_a_model_with_known_growth_suffices_for_the_next_start(unplanned):
+def test_the_least_budget_with_known_growth_suffices_for_the_next_start(unplanned):
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), tight_budget(unplanned[1], 0.8), min_swap_bytes=4096)
     for _ in range(6):
@@ -61,7 +61,7 @@ def test_the_least_budget_of_a_model_with_known_growth_suffices_for_the_next_sta
     assert equal_bits(train(LARGE, budget=least_bytes, policy="auto", num_steps=6)[0], unplanned[0])
 
 
-def test_a_refusal_names_the_budget_of_a_step_without_swaps_if_that_suffices(unplanned):
+def test_a_refusal_names_the_budget_of_an_unswapped_step_if_sufficient(unplanned):
     _, unmoved = unplanned
     step_bytes = unmoved.predicted_peak_bytes - unmoved.base_bytes - unmoved.reserve_bytes
     with pytest.raises(PlanInfeasible) as refused:

@@ -95,7 +95,7 @@ def test_watching_ends_when_it_is_stopped_or_its_owner_is_gone(ends):
     assert len(_global_optimizer_post_hooks) == num_before
 
 
-def test_two_values_are_pending_for_each_of_a_parameter_without_an_optimizer():
+def test_two_values_per_element_are_pending_without_an_optimizer():
     known, unknown = make()
     trained = TrainableParameters([known, unknown])
     assert trained.pending_optimizer_bytes() == 2 * trained.nbytes

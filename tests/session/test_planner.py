@@ -60,7 +60,7 @@ def test_every_search_assumes_the_most_retention_with_which_a_plan_fits():
         assert met.allowance.step_bytes >= plan.predicted_peak_bytes
 
 
-def test_a_refusal_is_that_of_the_least_retention_in_bytes_of_the_whole_budget():
+def test_a_refusal_assumes_the_least_retention_and_the_whole_budget():
     with_arena = planner(arena=object())
     least_bytes = needed_bytes(Retention.NO_OVERLAP)
     refused = request(least_bytes - 1)
@@ -80,7 +80,7 @@ def test_what_is_left_free_ahead_is_given_up_for_a_plan():
         assert met.allowance.step_bytes == plan.predicted_peak_bytes + spare_bytes - ahead_bytes
 
 
-def test_the_first_layout_is_by_the_most_retention_with_which_it_fits_or_else_by_the_most():
+def test_the_first_layout_assumes_the_most_retention_that_fits():
     with_arena = planner(arena=object())
     _, plan = with_arena.search(request(2**40), tuple(Retention))
     for retention in Retention:

@@ -98,7 +98,7 @@ def test_a_run_as_planned_neither_searches_nor_compiles(monkeypatch):
     assert model.step.history.released == {5}
 
 
-def test_a_misplaced_tensor_raises_retention_and_compiles_for_other_offsets(monkeypatch):
+def test_a_misplaced_tensor_raises_retention_and_changes_offsets(monkeypatch):
     model = Model(monkeypatch, spare_bytes=2**30)
     model.arena.num_unplaced, before = 1, model.step.places
     assert model.run()
@@ -111,7 +111,7 @@ def test_a_misplaced_tensor_raises_retention_and_compiles_for_other_offsets(monk
     assert not model.run()  # once
 
 
-def test_retention_is_lowered_by_the_plan_that_is_activated_and_by_no_refused_search(monkeypatch):
+def test_only_an_activated_plan_lowers_retention(monkeypatch):
     model = Model(monkeypatch, retention=Retention.UNTIL_BACKWARD, policy="none")
     model.budget.held = Held(20 * MIB + 10 * MIB)
     model.run()

@@ -142,7 +142,7 @@ def test_growth_besides_tensors_causes_a_replan_in_the_final_phase_only():
     assert found(step, shown(step, in_use_bytes=in_use_bytes)) == ()
 
 
-def test_growth_besides_tensors_is_measured_when_a_peak_has_risen_or_exceeds_the_budget():
+def test_growth_besides_tensors_is_measured_after_a_higher_peak():
     step = planned(history=in_phase(Phase.FINAL, read_peak_bytes=200 * MIB))
     assert not needs_growth(step, 200 * MIB + GROWTH_BYTES)
     assert needs_growth(step, 200 * MIB + GROWTH_BYTES + 1)
@@ -206,7 +206,7 @@ def compressing(capacity_bytes: int) -> Machine:
     return replace(machine, tiers=(Tier("compressed", capacity_bytes, machine.tiers[0].link, ratio=4.0),))
 
 
-def test_compressed_tensors_beyond_their_limit_cause_a_replan_until_that_is_accepted():
+def test_compressed_bytes_over_the_limit_replan_until_accepted():
     step = planned("swap_all", machine=compressing(40 * MIB))
     assert found(step, shown(step, compressed_bytes=40 * MIB)) == ()
     seen = shown(step, compressed_bytes=50 * MIB)
@@ -236,7 +236,7 @@ def test_a_prediction_that_is_off_causes_a_replan():
     assert found(replace(step, is_overdrawn=True), calibrated(step, calibration=off)) == ()
 
 
-def test_memory_that_is_not_needed_outside_of_an_arena_causes_a_replan_of_a_plan_that_moves_something():
+def test_unneeded_memory_outside_the_arena_replans_a_plan_that_moves_bytes():
     for policy in ("swap_all", "none"):
         step = planned(policy, origin=FROM_CACHE, **RECORDED)
         seen = calibrated(step, unused_reserve_bytes=6 * MIB, unused_results_bytes=3 * MIB)
@@ -244,7 +244,7 @@ def test_memory_that_is_not_needed_outside_of_an_arena_causes_a_replan_of_a_plan
         assert found(step, replace(seen, unused_results_bytes=2 * MIB)) == ()
 
 
-def test_a_plan_that_may_not_be_the_best_is_searched_for_longer_if_nothing_else_is_wrong():
+def test_a_plan_not_proven_optimal_is_searched_longer():
     step = planned("swap_all", machine=unit_machine(out=2.0**22, into=2.0**22), **RECORDED)
     excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
     assert excess > 0.01
@@ -256,7 +256,7 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_longer_if_nothing_else_
     assert [type(trigger) for trigger in found(step, calibrated(step, calibration=off))] == [PredictionOff]
 
 
-def test_a_margin_that_known_growth_does_not_need_causes_a_replan_if_it_is_large():
+def test_a_large_margin_that_known_growth_does_not_need_replans():
     step = planned("swap_all", history=in_phase(Phase.CALIBRATED))
     seen = replace(shown(step, settled_margin_bytes=12 * MIB), phase=Phase.FINAL)
     assert found(step, seen) == (UnusedMargin(20 * MIB),)
@@ -277,7 +277,7 @@ def test_all_triggers_of_a_boundary_are_one_request_and_one_reason():
     assert request.most_seconds == float("inf")
 
 
-def test_recurring_growth_is_planned_for_ahead_with_less_if_no_plan_leaves_so_much():
+def test_recurring_growth_is_planned_ahead_as_far_as_a_plan_fits():
     step = planned(history=in_phase(Phase.FINAL, outgrown_bytes=5 * MIB))
     request = merged(step, [HeldGrowth(MIB)], policy="auto", retention=Retention.ACCUMULATED, is_priced=False)
     choices = (Retention.ACCUMULATED, Retention.UNTIL_BACKWARD)

@@ -77,9 +77,7 @@ def test_gradients_held_longer_than_assumed_are_detected(num_less, at_begin, in_
 @pytest.mark.parametrize("with_arena", [False, True])
 @pytest.mark.parametrize("num_less", [0, 1])
 @pytest.mark.parametrize(("at_begin", "in_backward"), [(False, False), (True, False), (True, True)])
-def test_accumulation_is_detected_at_a_backward_or_without_room_for_both_sets_at_a_step(
-    with_arena, num_less, at_begin, in_backward
-):
+def test_accumulated_gradients_are_detected_at_a_backward_or_a_step(with_arena, num_less, at_begin, in_backward):
     weight = nn.Parameter(torch.ones(3))
     retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
     retention.assume(Retention(num_less))

@@ -62,7 +62,7 @@ def trained(case: Case, between, **options):
         itertools.product([validate, train_on_half], ["fx", "eager"]), [(validate, "eager"), (train_on_half, "fx")]
     ),
 )
-def test_a_wrong_prediction_is_replanned_although_another_step_runs_between(between, compiler, monkeypatch):
+def test_a_wrong_prediction_is_replanned_despite_another_step_between(between, compiler, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     expected, actual, step, notes = trained(CASES["resnet"], between, compiler=compiler)
     assert all(map(torch.equal, actual, expected))
@@ -73,7 +73,7 @@ def test_a_wrong_prediction_is_replanned_although_another_step_runs_between(betw
 
 
 @pytest.mark.parametrize("between", [validate, train_on_half])
-def test_graphs_that_run_as_one_step_are_planned_as_one_though_another_step_runs_between(between):
+def test_graphs_of_one_step_are_planned_together_despite_another_step(between):
     expected, actual, step, _ = trained(BROKEN, between)
     assert all(map(torch.equal, actual, expected))
     assert len(step.graphs) == 3

@@ -111,7 +111,7 @@ def test_eviction_leaves_traces_of_other_models_of_the_class(soon):
     lmswap.disable(other)
 
 
-def test_a_plan_that_does_not_fit_is_retried_without_least_recently_used_traces(monkeypatch):
+def test_planning_is_retried_without_least_recently_used_traces(monkeypatch):
     plain, model, session = models()
     assert_same(plain, model, [6, 7, 8])
     make, refused = StepPlans.make, []

@@ -112,7 +112,7 @@ def test_private_names_of_torch_are_used_in_one_package_only():
 
 
 @pytest.mark.parametrize("path", NUMERICS, ids=lambda path: path.stem)
-def test_each_workaround_names_the_torch_it_was_seen_with_and_the_upstream_issue(path):
+def test_each_workaround_names_torch_version_and_upstream_issue(path):
     text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
     assert re.search(r"torch 2\.\d+", text)
     assert re.search(r"(pytorch|[\w-]+/[\w-]+)#\d+|no upstream issue known", text)
@@ -164,7 +164,7 @@ def test_a_name_that_torch_lacks_is_found(code):
     assert "gone" in missing
 
 
-def test_private_attributes_of_instances_exist_and_mean_what_they_are_used_for():
+def test_private_attributes_exist_and_have_their_assumed_meaning():
     x, layer = torch.ones(2, requires_grad=True), nn.Linear(2, 2)
     y = x * 2
     storage = y.untyped_storage()

@@ -48,7 +48,7 @@ def test_a_tested_torch_is_not_warned_of(version, monkeypatch):
         ("import sys; sys.modules['torch._functorch._aot_autograd.descriptors'] = None", "descriptors"),
     ],
 )
-def test_a_torch_that_lacks_a_name_is_an_error_that_names_it_and_the_tested_versions(break_torch, missing):
+def test_a_missing_torch_name_raises_with_the_tested_versions(break_torch, missing):
     code = f"import torch; {break_torch}; import lmswap; lmswap.enable"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     *_, last = done.stderr.strip().splitlines()

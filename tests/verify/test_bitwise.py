@@ -64,7 +64,7 @@ def test_bits_count_not_values():
     assert not bitwise_equal(one, other)
 
 
-def test_a_result_that_the_reference_does_not_repeat_is_named_and_excluded():
+def test_results_not_repeated_by_the_reference_are_named_and_excluded():
     verified, noise = Verified("model"), itertools.count()
     comparator = Comparator(verified, "{result.name} of eager mode")
     results = [Result("steady"), Result("noisy")]
@@ -108,7 +108,7 @@ class Sampled(nn.Module):
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_a_model_whose_outputs_are_strided_views_of_one_element_is_verified(compiler):
+def test_strided_one_element_outputs_are_verified(compiler):
     torch.compiler.reset()
     model = lmswap.enable(Sampled(), policy="swap_all", min_swap_bytes=1024, compiler=compiler, verify=True)
     for _ in range(2):

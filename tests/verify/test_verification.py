@@ -137,7 +137,7 @@ DROPS = Case(Drops, lambda: torch.randn(64, 128))
 
 
 @pytest.mark.cpu_only("on a GPU eager torch runs the dropout that it traces")
-def test_a_trace_that_computes_another_result_than_plain_torch_is_detected(monkeypatch):
+def test_a_trace_unlike_plain_torch_is_detected(monkeypatch):
     monkeypatch.setattr("lmswap.capture.aot.no_python_kernels", nullcontext)  # torch then traces another dropout
     model = enable(DROPS, verify=False)
     step(DROPS, model)  # no error
@@ -257,7 +257,7 @@ def test_a_sound_engine_that_is_always_late_passes(monkeypatch):
 
 @follows_pointers
 @pytest.mark.parametrize("name", BREAKAGES)
-def test_an_engine_that_is_broken_so_is_caught_and_is_not_without_verification(name, monkeypatch):
+def test_only_verification_detects_a_broken_engine(name, monkeypatch):
     case = MODELS["shared_views"]
     with_engine(monkeypatch, BREAKAGES[name])
     model = enable(case, verify=False)
@@ -289,7 +289,7 @@ def test_a_flipped_bit_is_found_where_it_was_flipped(damage, where, monkeypatch)
     lmswap.disable(model)
 
 
-def test_a_plan_that_uses_a_buffer_before_its_copy_in_is_waited_for_is_caught(monkeypatch):
+def test_a_use_before_the_wait_for_a_swap_in_is_detected(monkeypatch):
     case = MODELS["shared_views"]
 
     def wait_at_the_end(editor, swap, anchor):
@@ -329,7 +329,7 @@ class Dropped(nn.Module):
         return self.second(torch.dropout(torch.tanh(self.first(x)), 0.5, True).exp())
 
 
-def test_a_wrong_gradient_is_named_with_its_op_line_and_recomputed_tensors(monkeypatch):
+def test_a_wrong_gradient_names_its_op_line_and_recomputed_tensors(monkeypatch):
     case = Case(Dropped, lambda: torch.randn(64, 64))
     planner = plan_at_random(0, share=1.0)
     monkeypatch.setattr("lmswap.session.planner.make_plan", planner)
@@ -380,7 +380,7 @@ def test_copies_for_the_comparison_are_not_part_of_the_planned_step():
 
 
 @pytest.mark.parametrize("moment", ["the recorded step", "a planned step"])
-def test_under_saved_tensor_hooks_a_wrong_view_of_right_bytes_is_caught(moment, monkeypatch):
+def test_hooks_detect_a_wrong_view_of_right_bytes(moment, monkeypatch):
     case = MODELS["encoder"]
     torch.manual_seed(0)
     model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL, verify=True, compiler="eager")
@@ -420,7 +420,7 @@ class Shaky(nn.Module):
 
 
 @pytest.mark.parametrize("steady", [0, 15])
-def test_results_that_torch_itself_does_not_repeat_are_left_out_and_listed(monkeypatch, steady):
+def test_results_that_torch_does_not_repeat_are_excluded_and_listed(monkeypatch, steady):
     monkeypatch.setattr(f"{__name__}.NOISE", itertools.chain([0] * steady, itertools.count()))
     case = Case(Shaky, lambda: torch.randn(64, 64))
     model = enable(case)

@@ -83,7 +83,7 @@ def test_sizes_alternate_without_a_budget_and_under_the_small_ones_peak():
     assert len(ladder.of(128, "swapped")) == len(ladder.of(128, "unswapped")) == 2
 
 
-def test_a_size_that_does_not_fit_unswapped_is_still_swapped_and_not_tried_again():
+def test_a_size_that_does_not_fit_unswapped_is_swapped_and_not_retried():
     runner = FakeRunner(fails=lambda c: (c.size, c.policy) == (128, "none"))
     ladder = ladder_stage.climb(runner)
     assert len(ladder.failures) == 1 and len(ladder.of(128, "swapped")) == 1
@@ -103,7 +103,7 @@ def test_without_a_budget_there_is_nothing_to_climb():
     assert links_stage.compare_links(runner, ladder) is None
 
 
-def test_a_link_is_paced_to_the_ratio_and_a_cpus_own_link_stays_where_it_is_too_slow(disk):
+def test_links_are_paced_to_the_ratio_unless_they_are_slower(disk):
     basis = unswapped(5.0).swapping  # saves 800 MiB in a forward pass of 1.4 s
     slow, fast = links_stage.choose_links("cpu", basis)
     wanted = 800 * MIB / (3.3 * 1.4)
@@ -152,13 +152,13 @@ def gpu(monkeypatch):
     return make
 
 
-def test_on_a_gpu_a_link_faster_than_its_own_is_held_in_spare_device_memory(gpu):
+def test_links_faster_than_the_gpus_own_use_spare_device_memory(gpu):
     found = {link.name: (link.link, link.tier) for link in links_stage.choose_links("cuda", gpu(50, 1000))}
     assert found["x86"] == ("36.36GB/s", "auto") and found["ac922"] == ("240GB/s", "device")
     assert found["pcie3"] == ("pcie3", "auto") and found["c2c"] == ("c2c", "device")
 
 
-def test_a_link_that_a_gpus_own_memory_is_too_slow_for_is_left_out_and_a_system_has_its_own(gpu):
+def test_links_too_fast_for_device_memory_are_left_out(gpu):
     found = {link.name: (link.link, link.tier) for link in links_stage.choose_links("cuda", gpu(11.5, 50))}
     assert found["x86"] == ("36.36GB/s", "device") and found["ac922"] == (None, "auto")
     assert found["pcie3"] == ("pcie3", "device")  # 10.9 GB/s in, but 11.7 out
@@ -180,9 +180,7 @@ def links_of(runner):
     return links
 
 
-def test_concurrent_trainings_are_compared_with_single_ones_and_share_links_as_the_systems_do(
-    monkeypatch, disk, tmp_path
-):
+def test_concurrent_trainings_share_links_unlike_single_ones(monkeypatch, disk, tmp_path):
     monkeypatch.setattr(replicas_stage.torch.cuda, "device_count", lambda: 0)
     stale = tmp_path / "x86.link"
     stale.write_bytes(b"of another rate")
@@ -335,7 +333,7 @@ def test_of_steps_that_took_turns_the_overhead_is_that_of_neighbours():
     assert overhead([budgeted], [free]).median == pytest.approx(1.1)  # of the medians: 1.2
 
 
-def test_results_survive_json_with_every_stage_and_a_dice_that_is_not_a_number(tmp_path):
+def test_results_survive_json_also_with_a_nan_dice(tmp_path):
     score = Score("a", 64, 96, "Synthetic_00001", 0.5, 0.25, math.nan)
     results = make_results(evaluation=Evaluation("there", "made", (score,)))
     path = tmp_path / "results.json"
@@ -485,7 +483,7 @@ def test_each_training_has_a_gpu_of_those_that_are_visible(monkeypatch, disk, tm
 
 
 @pytest.mark.parametrize(("num_trainings", "threads"), [(1, 6), (2, 3), (9, 1)])
-def test_on_a_cpu_one_core_is_left_to_the_copies_and_each_training_has_its_share(num_trainings, threads):
+def test_cpu_trainings_share_the_cores_and_leave_one_to_the_copies(num_trainings, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(7)
     try:

@@ -77,7 +77,7 @@ def test_a_gpus_results_have_no_unmeasured_row():
         assert not any("GPU" in row[0] and "not yet measured" in row for row in table(found).rows)
 
 
-def test_every_cell_of_the_case_studys_tables_has_ibms_figure_ours_and_their_ratio(results):
+def test_every_table_cell_has_ibms_figure_ours_and_their_ratio(results):
     boxes = cells(tables.box_table(results))
     assert boxes["mean"] == ("140 | 141 | 1.01", "171 | 172 | 1.01", "140 | 140 | 1.00")
     epochs = cells(tables.epoch_table(results))

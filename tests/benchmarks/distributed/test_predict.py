@@ -128,7 +128,7 @@ def test_the_bound_counts_contention_of_all_reduces_and_compute(busy_factor, com
     assert found.certificate.seconds == pytest.approx(found.seconds)
 
 
-def test_a_bound_that_counts_more_than_sums_and_compute_take_from_each_other_is_refused():
+def test_a_bound_above_the_slowdown_of_sums_and_compute_is_refused():
     ranks = two_ranks(busy_factor=0.75, compute_factor=0.75)
     question = (STEP.program, STEP.costs, unit_machine(), ranks)
     # 6 s to gw2; 3 s of sums and 2 s of compute, of which 8/3 s are side by side: 5 s - 0.5 * 8/3 s.

@@ -80,7 +80,7 @@ def test_steps_are_shared_alike_by_any_number_of_ranks():
 @pytest.mark.parametrize(
     ("step", "rate"), [(0, 0.001), (5, (0.001 + 6.4) / 2), (10, 6.4), (50, 6.4 / 4), (70, 6.4 / 16), (90, 0)]
 )
-def test_the_rate_warms_up_to_the_share_of_all_ranks_and_falls_as_a_parabola(step, rate):
+def test_the_learning_rate_warms_up_and_falls_as_a_parabola(step, rate):
     assert learning_rate(step, 90, 64 * 256) == pytest.approx(rate)
 
 
@@ -341,7 +341,7 @@ def test_a_failed_group_is_named_and_remaining_groups_are_ended():
     assert group.has_ended
 
 
-def test_the_table_of_efficiencies_states_what_was_measured_and_what_was_predicted(tmp_path, capsys):
+def test_the_efficiency_table_has_measured_and_predicted_figures(tmp_path, capsys):
     network = SimulatedNetwork("pair", 2, 2, "ring", Rate.constant(1e9), None, 0.5, 0.75)
     one = Efficiency("net", 1, True, 2**30, 0, (2.0, 4.0, 8.0), (2.0, 4.0, 8.0), None, Prediction(1, 0.0, 0.0, 0.0))
     two = Efficiency(

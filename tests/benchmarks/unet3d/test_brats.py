@@ -51,7 +51,7 @@ def test_finds_files_whose_endings_are_in_capitals(tmp_path):
     np.testing.assert_array_equal(read_subject(subject).images, random_volumes()[:4])
 
 
-def test_follows_links_to_folders_once_also_where_they_lead_in_a_circle(tmp_path):
+def test_links_to_folders_are_followed_once_also_in_circles(tmp_path):
     make_subject(tmp_path / "archive")
     chosen = tmp_path / "chosen"
     chosen.mkdir()

@@ -105,7 +105,7 @@ def test_a_table_is_printed_where_the_output_has_ascii_only(asked, monkeypatch):
         ("128 96", "then a larger one, not 128 96"),
     ],
 )
-def test_sizes_that_the_demo_cannot_use_are_refused_before_anything_starts(capsys, monkeypatch, sizes, said):
+def test_the_demo_refuses_unusable_sizes_before_it_starts(capsys, monkeypatch, sizes, said):
     monkeypatch.setattr(demo, "compare", lambda *_, **__: pytest.fail("it trained"))
     assert demo.main(sizes.split()) == 2
     assert said in capsys.readouterr().err

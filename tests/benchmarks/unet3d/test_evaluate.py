@@ -91,7 +91,7 @@ def test_labels_go_back_to_where_they_were_cut_from():
     assert (volume > 0).sum() == (inside > 0).sum()
 
 
-def test_perfect_predictions_score_1_and_smaller_ones_what_resizing_leaves(trained, data, tmp_path, perfect):
+def test_perfect_predictions_score_1_up_to_resizing(trained, data, tmp_path, perfect):
     result = evaluated(trained, data, tmp_path)
     assert (result.sizes, result.scored_size) == (SIZES, 48)
     assert len(result.scores) == 2 * 2
@@ -206,7 +206,7 @@ def test_made_subjects_are_trained_on_resumed_and_scored_at_two_sizes(tmp_path, 
     }  # fmt: skip
 
 
-def test_damaged_subjects_end_a_training_unless_they_are_to_be_skipped(tmp_path, capsys):
+def test_damaged_subjects_end_a_training_unless_skipped(tmp_path, capsys):
     for number in range(4):
         make_subject(tmp_path / "scans", f"case_{number}", number)
     (tmp_path / "scans" / "case_2" / "case_2_t2.nii.gz").write_bytes(b"")

@@ -21,7 +21,7 @@ def cubes(paths):
     return CubeFiles(paths, measure_normalization(paths))
 
 
-def test_an_epoch_has_every_subject_once_in_an_order_and_in_positions_of_its_own():
+def test_an_epoch_has_every_subject_once_in_its_own_order_and_positions():
     epochs = [draw_epoch(0, epoch, 20) for epoch in range(40)]
     assert all(sorted(subject for subject, _ in draws) == list(range(20)) for draws in epochs)
     assert len({tuple(draws) for draws in epochs}) == 40

@@ -28,7 +28,7 @@ def test_is_minus_the_mean_dice_over_batch_and_labels(seed, share):
     assert weighted_dice_loss(probability, truth).item() == pytest.approx(reference(probability, truth), rel=1e-5)
 
 
-def test_is_minus_one_where_prediction_and_truth_agree_even_if_both_are_empty():
+def test_loss_is_minus_one_where_prediction_and_truth_agree():
     truth = torch.zeros(SHAPE)
     truth[:, 0, 1:3] = 1
     assert weighted_dice_loss(truth, truth).item() == pytest.approx(-1)

@@ -19,7 +19,7 @@ def touch(nbytes):
     return pages
 
 
-def test_the_peak_is_what_the_process_grew_by_and_stays_when_memory_is_given_back():
+def test_the_peak_is_the_growth_of_the_process_and_stays():
     touch(300 * MIB)  # an earlier, higher peak must not count
     meter = ResidentMeter()
     kept = touch(64 * MIB)

@@ -117,7 +117,7 @@ def test_configurations_and_runs_survive_json(plain, plain_run):
 
 
 @pytest.mark.slow
-def test_swapping_gives_the_bits_of_the_same_graphs_without_it_and_is_reported(plain):
+def test_swapped_runs_have_the_bits_of_unswapped_graphs(plain):
     unswapped = run(replace(plain, steps=1, policy="none"), lambda _: None)
     swapped = run(replace(plain, steps=1, policy="swap_all"), lambda _: None)
     assert swapped.loss_bits == unswapped.loss_bits

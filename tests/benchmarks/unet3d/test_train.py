@@ -98,7 +98,7 @@ def test_a_training_killed_at_random_moments_resumes_with_the_same_bits(settings
     assert_same_training(settings.output, uninterrupted[0])
 
 
-def test_a_log_that_a_kill_kept_from_being_written_is_there_after_the_next_start(settings, data, uninterrupted):
+def test_a_log_missing_after_a_kill_is_written_by_the_next_start(settings, data, uninterrupted):
     shutil.copytree(uninterrupted[0], settings.output)
     (settings.output / LOG).unlink()
     run(settings, data)
@@ -259,7 +259,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(settings, data, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_swapped_training_stopped_within_an_epoch_resumes_with_the_same_bits(settings, data, tmp_path, monkeypatch):
+def test_a_swapped_training_stopped_in_mid_epoch_resumes_with_its_bits(settings, data, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "_loss", lambda *_: -0.5)  # swapped predictions are tested with evaluate
     swapped = replace(settings, swapping={"budget": "1GiB", "policy": "swap_all"}, epochs=1)
 

@@ -27,7 +27,7 @@ def test_a_good_comparison_holds_budget_and_bits():
     assert "in turn" not in found[3].text
 
 
-def test_the_verdict_states_swapped_and_recomputed_bytes_and_the_hidden_share():
+def test_the_verdict_has_swapped_and_recomputed_bytes_and_hidden_share():
     assert verdicts()[4].text == (
         "128³ swapped: each step swaps 300.00 MiB out and 300.00 MiB in, 90 % of the copying beside compute, waits "
         "100 ms for it, and recomputes 100.00 MiB"

@@ -38,7 +38,7 @@ def on_a_gpu(statements: str) -> str:
 
 
 @pytest.mark.parametrize("written", [on_a_cpu, on_a_gpu])
-def test_code_that_keeps_the_order_passes_and_code_that_does_not_is_refused(written):
+def test_code_in_another_order_is_refused(written):
     check_order(planned(), written(CODE))
     *before, product, last = CODE.strip().splitlines()
     with pytest.raises(CaptureError, match="Inductor reordered a swap"):

@@ -61,7 +61,7 @@ def test_graphs_cast_no_more_than_their_forward_did_which_a_note_states(policy, 
     assert CAST in lmswap.report(model).notes
 
 
-def test_verification_reports_that_such_gradients_are_not_compared_with_plain_torch():
+def test_verification_reports_gradients_not_compared_with_plain_torch():
     model = enabled(Attending(), "fx", policy="swap_all", verify=True)
     train(model, casts_backward=True)
     verified = lmswap.report(model).verified

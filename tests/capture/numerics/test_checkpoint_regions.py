@@ -143,7 +143,7 @@ def test_verification_accepts_a_checkpoint_with_effects():
     lmswap.disable(model)
 
 
-def test_a_checkpoint_with_effects_is_captured_where_no_gradient_is_required():
+def test_checkpoints_with_effects_are_captured_without_gradients():
     torch.compiler.reset()
     model = lmswap.enable(Normed(), "2GiB")
     with torch.no_grad():

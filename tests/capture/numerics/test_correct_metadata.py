@@ -143,7 +143,7 @@ def test_it_is_swapped_with_the_same_bits(model):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_storage_offsets_that_differ_from_the_trace_are_named_and_not_swapped():
+def test_storage_offsets_unlike_the_trace_are_named_and_not_swapped():
     with pytest.raises(TransferError, match=r"\[6\] that begins at element 2 of its storage, where torch traced 0"):
         ops.swap_out_start(torch.zeros(8)[2:], 1, 0, "host", 0, 0, torch.float32, [6], [1])
 
@@ -156,7 +156,7 @@ def test_storage_offsets_that_differ_from_the_trace_are_named_and_not_swapped():
         (Bags, r"made a tensor of shape \[0\] where torch traced \[128\]"),
     ],
 )
-def test_layouts_that_still_differ_from_the_trace_are_named_and_not_swapped(model, sentence, monkeypatch):
+def test_layouts_unlike_the_trace_are_named_and_not_swapped(model, sentence, monkeypatch):
     monkeypatch.setattr(OpProfiler, "output_metadata", lambda *_: None)
     enabled = lmswap.enable(model(), "4GiB", policy="swap_all", min_swap_bytes=1)
     with pytest.raises(TransferError, match=sentence):

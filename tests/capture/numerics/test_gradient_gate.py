@@ -78,7 +78,7 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("compiler", ["fx", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_each_layers_gradient_arrives_before_the_backward_of_the_next_begins(compiler):
+def test_each_layers_gradient_arrives_before_the_next_layers_backward(compiler):
     model = enabled(compiler=compiler)
     for number, layer in enumerate(model.layers):
         layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: events.append(f"gradient {number}"))
@@ -105,7 +105,7 @@ def test_every_policy_has_the_bits_of_plain_torch(policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["swap_all", "none"])
-def test_inductors_backward_in_parts_has_the_bits_of_its_backward_as_a_whole(policy, monkeypatch):
+def test_inductors_backward_in_parts_has_the_bits_of_the_whole(policy, monkeypatch):
     def trained():
         model = enabled(compiler="inductor", policy=policy)
         for step in range(4):
@@ -121,7 +121,7 @@ def test_inductors_backward_in_parts_has_the_bits_of_its_backward_as_a_whole(pol
     assert policy != "swap_all" or moved_bytes > 0
 
 
-def test_accumulated_gradients_and_a_graph_that_is_kept_have_the_bits_of_plain_torch():
+def test_accumulated_gradients_of_retained_graphs_have_plain_bits():
     expected, model = plain(), enabled()
     for network in (expected, model):
         for step in range(3):
@@ -132,7 +132,7 @@ def test_accumulated_gradients_and_a_graph_that_is_kept_have_the_bits_of_plain_t
     lmswap.disable(model)
 
 
-def test_gradients_of_some_parameters_alone_and_of_an_input_have_the_bits_of_plain_torch():
+def test_gradients_of_some_parameters_and_of_an_input_have_plain_bits():
     def some(network):
         x = batch().requires_grad_()
         loss = network(x).square().sum()
@@ -182,7 +182,7 @@ def trebles(parameter):
     parameter.grad.mul_(3)
 
 
-def test_gradients_that_share_memory_have_the_bits_of_plain_torch_though_hooks_write_them():
+def test_gradients_that_share_memory_have_plain_bits_when_hooks_write_them():
     def trained(network):
         for parameter in network.parameters():
             parameter.register_post_accumulate_grad_hook(trebles)
@@ -197,7 +197,7 @@ def test_gradients_that_share_memory_have_the_bits_of_plain_torch_though_hooks_w
     lmswap.disable(model)
 
 
-def test_after_a_hook_that_failed_in_mid_backward_the_next_step_has_the_bits_of_plain_torch():
+def test_the_step_after_a_failed_backward_hook_has_plain_bits():
     expected, model = plain(), enabled()
     failing = [True]
 
@@ -222,7 +222,7 @@ def test_after_a_hook_that_failed_in_mid_backward_the_next_step_has_the_bits_of_
     lmswap.disable(model)
 
 
-def test_gradients_of_an_earlier_graph_that_a_region_overwrites_are_bitwise_equal_to_plain_torch():
+def test_overwritten_results_of_an_earlier_graph_get_plain_gradients():
     class Overwriting(nn.Module):
         def __init__(self):
             super().__init__()

@@ -31,13 +31,13 @@ def asks(report):
     return [note for note in report.notes if "calls is_compiling" in note]
 
 
-def test_the_line_that_calls_is_compiling_is_named_once_and_only_with_graphs():
+def test_the_line_that_calls_is_compiling_is_named_once():
     (note,) = asks(report_of(Asks(), "fx"))
     assert f"(test_is_compiling.py:{LINE})" in note
     assert 'compiler="eager"' in note
 
 
-def test_no_note_on_models_without_graphs_and_on_calls_by_torchs_own_modules():
+def test_no_note_without_graphs_or_on_calls_by_torchs_modules():
     assert not asks(report_of(Asks(), "eager"))
     hooked = Net()
     hooked.first.register_forward_hook(lambda module, given, made: made * 2.0)  # of a call by torch itself

@@ -19,7 +19,7 @@ MODES = {
 
 
 @pytest.mark.parametrize(("mode", "num_sides"), [(mode, n) for mode, numbers in MODES.items() for n in numbers])
-def test_resampling_is_one_operator_each_way_and_the_bits_are_those_of_eager_torch(mode, num_sides):
+def test_resampling_is_one_operator_each_way_with_eager_bits(mode, num_sides):
     model, example = nn.Upsample(scale_factor=2, mode=mode), torch.randn((2, 3, *[4] * num_sides), requires_grad=True)
     found = []
     recording, result = capture(model, example)
@@ -52,7 +52,7 @@ class Normalized(nn.Module):
 
 @pytest.mark.cpu_only("an operator of a GPU is computed by a CPU's kernel")
 @pytest.mark.parametrize(("tracks", "trains"), [(True, True), (True, False), (False, True)])
-def test_cudnn_batch_norm_is_traced_as_the_dispatching_operator_with_its_mutations(tracks, trains):
+def test_cudnn_batch_norm_is_traced_as_the_dispatching_operator(tracks, trains):
     x, found = torch.randn(4, 8, 16, 16), []
     for is_traced in (False, True):
         model = Normalized(nn.BatchNorm2d(8, track_running_stats=tracks)).train(trains)

@@ -107,7 +107,7 @@ class Branching(nn.Module):
         return sum(torch.cond(never, op, torch.neg, (x,)) for op in (ops.first, ops.second))
 
 
-def test_ops_that_run_graphs_are_timed_with_their_graphs_and_distinguished_by_them(runs, monkeypatch, caplog):
+def test_ops_that_run_graphs_are_timed_by_graph(runs, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lmswap.capture.op_costs.benchmark")
     with torch.no_grad():
         metered(monkeypatch, Case(Branching, lambda: torch.rand(4, 5)))

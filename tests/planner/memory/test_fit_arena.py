@@ -31,9 +31,7 @@ class Steps:
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.5))
-def test_a_layout_with_a_thirtieth_to_spare_is_found_and_stated_byte_counts_are_infeasible(
-    least_bytes: int, hole_share: float
-):
+def test_layouts_with_3_percent_to_spare_are_found(least_bytes: int, hole_share: float):
     steps = Steps(least_bytes, hole_share)
     try:
         plan, _ = fit_arena(steps.plan_within, steps.placed_bytes, 1000)
@@ -69,7 +67,7 @@ def test_no_other_plan_is_tried_if_the_smallest_packs_far_too_large():
     assert steps.num_made == 3  # of 1000 bytes, of 500, and the smallest
 
 
-def test_needed_bytes_are_those_of_an_existing_plan_under_heavy_fragmentation():
+def test_needed_bytes_under_fragmentation_are_those_of_an_existing_plan():
     """As with results, of which few lie in a segment of 20 MiB."""
     steps = Steps(200, 0.0)
 
@@ -83,7 +81,7 @@ def test_needed_bytes_are_those_of_an_existing_plan_under_heavy_fragmentation():
     assert placed_bytes(plan, 0.0) <= needed_bytes < 1.1 * (200 + 900)
 
 
-def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
+def test_the_fastest_plan_that_fits_is_taken_also_in_less_memory():
     def plan_within(most_bytes: int) -> Plan:
         return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
 
@@ -92,7 +90,7 @@ def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
     assert plan.budget_bytes == 800
 
 
-def test_residencies_are_shortened_before_the_budget_and_no_more_than_needed():
+def test_residencies_are_shortened_no_more_than_needed():
     steps = Steps(10, 0.1)
 
     def placed_bytes(plan: Plan, share: float) -> int:

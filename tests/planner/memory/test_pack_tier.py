@@ -26,7 +26,7 @@ WORST_RATIO = 1.5
 
 
 @given(BLOCKS, st.sampled_from([0, 10_000]))
-def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blocks: list[Block], most_visits: int):
+def test_live_blocks_are_disjoint_with_a_capacity_near_the_bound(blocks: list[Block], most_visits: int):
     packing = pack(blocks, most_visits=most_visits)
     ends = [offset + block.nbytes for offset, block in zip(packing.offsets, blocks, strict=True)]
     assert all(offset % PAGE_BYTES == 0 for offset in packing.offsets)

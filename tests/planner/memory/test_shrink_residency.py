@@ -62,7 +62,7 @@ def test_the_plan_keeps_every_rule_and_no_op_finds_more_than_before(data: st.Dat
 
 
 @given(st.data(), SHARES)
-def test_the_step_takes_no_longer_on_a_link_of_the_rate_that_is_planned_for(data: st.DataObject, share: float):
+def test_the_step_takes_no_longer_at_the_planned_link_rate(data: st.DataObject, share: float):
     step = data.draw(steps())
     plan = data.draw(random_plans(step))
     shorter = shrink_residency(plan, step.program, step.costs, unit_machine(), share=share)
