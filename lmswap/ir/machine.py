@@ -11,9 +11,15 @@ from functools import cached_property
 from typing import Any
 
 from lmswap.errors import OptionError
+from lmswap.ir.bytesize import MOST_BYTES
 from lmswap.ir.json_io import read_record
 
 SCHEMA = "lmswap.machine/4"
+
+# Far beyond any machine; the planner's arithmetic stays finite within them.
+_MOST_SECONDS = 1e15
+_RATES = (1.0, 1e30)  # FLOPs or bytes per second
+_LEAST_FACTOR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,14 @@ class Rate:
         for (small, fast), (large, slow) in zip(self.points, self.points[1:], strict=False):
             if large <= small or not slow >= fast:
                 raise OptionError(f"rate points must ascend: ({small}, {fast}) is followed by ({large}, {slow})")
-        if self.points[0][0] <= 0 or self.points[0][1] < 0 or not 0 < self.points[-1][1] < math.inf:
-            raise OptionError(f"rate points must be positive, got {self.points[0]} … {self.points[-1]}")
+        (least_bytes, least_seconds), (most_bytes, most_seconds) = self.points[0], self.points[-1]
+        if not (
+            least_bytes > 0 and most_bytes <= MOST_BYTES and least_seconds >= 0 and 0 < most_seconds <= _MOST_SECONDS
+        ):
+            raise OptionError(
+                f"rate points must be positive, of at most {MOST_BYTES} bytes and {_MOST_SECONDS:g} s, got "
+                f"{self.points[0]} … {self.points[-1]}"
+            )
 
     @staticmethod
     def constant(bytes_per_second: float, latency_seconds: float = 0.0) -> Rate:
@@ -88,8 +100,8 @@ class Link:
     def __post_init__(self) -> None:
         for name in ("both_factor", "busy_factor", "compute_factor"):
             factor = getattr(self, name)
-            if not 0 < factor <= 1:
-                raise OptionError(f"{name} must be more than 0 and at most 1, got {factor}")
+            if not _LEAST_FACTOR <= factor <= 1:
+                raise OptionError(f"{name} must be {_LEAST_FACTOR:g} to 1, got {factor}")
 
     @cached_property
     def while_busy(self) -> Link:
@@ -136,7 +148,7 @@ class Tier:
     def __post_init__(self) -> None:
         if not 1 <= self.ratio < math.inf:
             raise OptionError(f"tier '{self.name}' cannot hold {self.ratio} times what it takes")
-        if self.capacity_bytes < 0:
+        if not 0 <= self.capacity_bytes <= MOST_BYTES / self.ratio:
             raise OptionError(f"tier '{self.name}' cannot have {self.capacity_bytes} bytes")
 
     @property
@@ -153,8 +165,10 @@ class Host:
     copy_seconds: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.op_seconds < math.inf and 0 <= self.copy_seconds < math.inf):
-            raise OptionError(f"a host's seconds cannot be negative, got {self.op_seconds} and {self.copy_seconds}")
+        if not (0 <= self.op_seconds <= _MOST_SECONDS and 0 <= self.copy_seconds <= _MOST_SECONDS):
+            raise OptionError(
+                f"a host's seconds must be 0 to {_MOST_SECONDS:g}, got {self.op_seconds} and {self.copy_seconds}"
+            )
 
     def seconds(self, num_ops: int, num_copies: int) -> float:
         """Seconds to queue ``num_ops`` ops and ``num_copies`` copies."""
@@ -186,15 +200,16 @@ class Machine:
     host: Host | None = None
 
     def __post_init__(self) -> None:
-        if not (0 < self.flops_per_second < math.inf and 0 < self.bytes_per_second < math.inf):
+        least, most = _RATES
+        if not (least <= self.flops_per_second <= most and least <= self.bytes_per_second <= most):
             raise OptionError(
-                f"flops_per_second and bytes_per_second must be positive, got {self.flops_per_second} and "
+                f"flops_per_second and bytes_per_second must be {least:g} to {most:g}, got {self.flops_per_second} and "
                 f"{self.bytes_per_second}"
             )
-        if self.device_bytes < 0 or not 0 <= self.op_seconds < math.inf:
-            raise OptionError(
-                f"device_bytes and op_seconds cannot be negative, got {self.device_bytes} and {self.op_seconds}"
-            )
+        if not 0 <= self.device_bytes <= MOST_BYTES:
+            raise OptionError(f"device_bytes must be 0 to {MOST_BYTES}, got {self.device_bytes}")
+        if not 0 <= self.op_seconds <= _MOST_SECONDS:
+            raise OptionError(f"op_seconds must be 0 to {_MOST_SECONDS:g}, got {self.op_seconds}")
 
     def tier(self, name: str) -> Tier:
         """The tier called ``name``.
