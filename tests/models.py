@@ -145,6 +145,19 @@ class UntrainedMiddle(nn.Module):
         return torch.tanh(self.b(x * weights)).exp()
 
 
+class Chain(nn.Module):
+    """A chain of tensors of 1 MiB, of which each is saved: the heap that counts bytes serves from 1 MiB on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.sin(x * self.scale)
+        return x
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], nn.Module]
@@ -165,6 +178,7 @@ CASES = {
     "encoder": Case(Encoder, lambda: torch.randint(0, 50, (4, 96))),
     "shared_views": Case(SharedViews, lambda: torch.randn(256, 64)),
 }
+CHAIN = Case(Chain, lambda: torch.randn(512, 512))
 # Its step holds some 100 MiB, so that a budget is distinguishable from the growth of the process.
 LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
 

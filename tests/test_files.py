@@ -12,8 +12,7 @@ from lmswap.errors import LmswapError
 from lmswap.files import read_text
 from lmswap.profiling.readers import read_traces
 from lmswap.session.plan_file import PinnedPlans
-from tests.cli.test_commands import MACHINE
-from tests.reporting.small_step import PROGRAM
+from tests.reporting.small_step import MACHINE, PROGRAM
 
 pytestmark = pytest.mark.timeout(60)
 

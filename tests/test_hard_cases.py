@@ -16,52 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import lmswap
 from lmswap.errors import DoubleBackward, OptionError
+from tests.both_paths import PATHS, Break, EagerInside, Net, batch, steps, swapping
 
-PATHS = ("fx", "eager")
 pytestmark = pytest.mark.parametrize("path", PATHS)
-
-
-class Net(nn.Module):
-    """Convolutions, batch norm and a head; ``middle`` is what the cases put between them."""
-
-    def __init__(self, middle=None):
-        super().__init__()
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.second = nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8, 4)
-        self.middle = middle
-
-    def forward(self, x):
-        x = torch.tanh(self.norm(self.first(x)))
-        if self.middle is not None:
-            x = self.middle(x)
-        return self.head(torch.tanh(self.second(x)).mean((2, 3)))
-
-
-def batch(size=8, side=16):
-    return torch.randn(size, 3, side, side)
-
-
-def swapping(model, path, **options):
-    return lmswap.enable(model, compiler=path, policy="swap_all", min_swap_bytes=2048, **options)
-
-
-def steps(model, num=3, *, run=None, make=batch):
-    """Losses, gradients and buffers of a few steps with an optimizer."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for _ in range(num):
-        loss = run(model, make()) if run else model(make()).square().mean()
-        if loss is not None:
-            loss.backward()
-            found.append(loss.detach().clone())
-            del loss
-        # Graphs give zeros where torch itself gives no gradient.
-        found += [torch.zeros(()) if p.grad is None or not p.grad.any() else p.grad.clone() for p in model.parameters()]
-        optimizer.step()
-        optimizer.zero_grad()
-    return found + [value.clone() for value in model.state_dict().values()]
 
 
 def check(make_model, path, drive=steps, *, is_compiled_otherwise=False):
@@ -96,13 +53,6 @@ def test_plain_steps(path):
     assert report.swapped_out_bytes > 0
     assert report.swapped_in_bytes == report.swapped_out_bytes
     assert report.steps == 3
-
-
-class Break(nn.Module):
-    def forward(self, x):
-        x = torch.tanh(x)
-        torch._dynamo.graph_break()
-        return x.exp().sigmoid()
 
 
 def test_a_graph_break_inside(path):
@@ -672,22 +622,13 @@ def test_policies_that_recompute_need_graphs(path):
         lmswap.disable(model)
 
 
-class EagerInside(nn.Module):
-    """Saves a large tensor in a function that torch.compile skips."""
-
-    @torch._dynamo.disable
-    def forward(self, x):
-        y = torch.tanh(x)
-        return y.exp() * y
-
-
 def test_modules_that_torch_compile_skips_are_swapped_and_named(path):
     report = check(lambda: Net(EagerInside()), path)
     assert report.swapped_out_bytes > 0
     (note,) = [note for note in report.notes if note.startswith("path:")]
     assert ("as requested" if path == "eager" else "large tensors were saved outside") in note
     if path == "fx":
-        assert "test_hard_cases.py:" in note
+        assert "both_paths.py:" in note
 
 
 def test_a_model_that_cannot_be_captured_is_swapped_from_the_first_step(path):

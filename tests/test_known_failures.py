@@ -25,11 +25,10 @@ from lmswap.planner import make_plan, simulate
 from lmswap.planner.search import plan_swap
 from lmswap.runtime import _C
 from lmswap.runtime.engine import SwapEngine
-from lmswap.session.session import Session
 from tests.ir.build import build, unit_machine
-from tests.models import CASES, Case
-from tests.test_recompute import plan_at_random
-from tests.training import loss_and_gradients, same_bits
+from tests.models import CASES, CHAIN, Case
+from tests.rewrite.random_planner import plan_at_random
+from tests.training import loss_and_gradients, same_bits, session_of
 
 ENGINE = _C.Engine
 SMALL = 4096
@@ -57,10 +56,6 @@ def fails_when(*breakages: Breakage):
     return decorate
 
 
-def session_of(model: nn.Module) -> Session:
-    return lmswap.api._sessions[model]
-
-
 def enabled(case: Case, policy: str = "swap_all", **options) -> nn.Module:
     torch.manual_seed(0)
     torch.compiler.reset()
@@ -85,20 +80,6 @@ def assert_swapping_changes_no_bit(case: Case) -> None:
     assert same_bits(*results)
 
 
-class Chain(nn.Module):
-    """A chain of tensors of 1 MiB, of which each is saved: the heap that counts bytes serves from 1 MiB on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(512))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(8):
-            x = torch.sin(x * self.scale)
-        return x
-
-
-CHAIN = Case(Chain, lambda: torch.randn(512, 512))
 MIB = 2**20
 
 

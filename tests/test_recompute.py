@@ -1,6 +1,5 @@
 """Plans that recompute, followed by enabled models end to end."""
 
-import random
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,35 +12,17 @@ import lmswap
 from lmswap.errors import OptionError
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
-from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
 from lmswap.planner import simulate, verify
 from tests.models import CASES, Broken, Case, quick_of
-from tests.rewrite.random_plans import random_plan
-from tests.rewrite.random_recomputes import random_recomputes, recompute_all
+from tests.rewrite.random_planner import plan_at_random
+from tests.rewrite.random_recomputes import recompute_all
 
 MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 
 pytestmark = pytest.mark.usefixtures("no_plans_from_the_cache")
-
-
-def plan_at_random(seed: int, share: float = 0.5):
-    """A planner that recomputes and swaps at random; its plans are verified."""
-    rng = random.Random(seed)
-
-    def make_plan(policy, program, costs, machine, **limits):
-        recomputes = random_recomputes(program, rng, share=share)
-        runs = schedule(program, recomputes)
-        swaps = random_plan(runs.program, rng, share=0.5, tier=machine.tiers[0].name)
-        plan = replace(swaps, policy="random", recomputes=recomputes)
-        plan = replace(plan, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
-        plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
-        verify(program, costs, machine, plan)
-        return plan
-
-    return make_plan
 
 
 def plan_all_again(policy, program, costs, machine, **limits):

@@ -12,9 +12,9 @@ import lmswap
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import device_memory
 from lmswap.ir.timeline import Lane
+from tests.both_paths import PATHS, Break, EagerInside, Net, batch, swapping
 from tests.models import quick_of
-from tests.test_hard_cases import PATHS, Break, EagerInside, Net, batch, swapping
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 MIB = 2**20
 

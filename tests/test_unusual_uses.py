@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import lmswap
 from lmswap.errors import CaptureError, OptionError
 from lmswap.saved_tensors.hooks import Hooks
-from tests.test_hard_cases import PATHS, Net, batch, swapping
+from tests.both_paths import PATHS, Net, batch, swapping
 
 _LMSWAP = f"{Path(lmswap.__file__).parent}{os.sep}"
 

@@ -15,9 +15,9 @@ from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.plan_store import StepPlans
+from tests.both_paths import PATHS, Net, batch, swapping
 from tests.models import quick_of
-from tests.test_hard_cases import PATHS, Net, batch, swapping
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 MIB = 2**20
 FORWARD, BACKWARD = (0, "forward"), (0, "backward")

@@ -1,4 +1,4 @@
-"""Results of training steps, and their bitwise comparison."""
+"""Training steps: their results and the comparison of these; the session of a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+
+from lmswap import api
+from lmswap.session.session import Session
 
 
 def loss_and_gradients(model: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
@@ -17,3 +20,8 @@ def loss_and_gradients(model: nn.Module, loss: torch.Tensor) -> list[torch.Tenso
 def same_bits(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
     """Whether both have the same number of tensors, at least one, with equal values in each; NaN equals nothing."""
     return len(actual) == len(expected) > 0 and all(map(torch.equal, actual, expected))
+
+
+def session_of(model: nn.Module) -> Session:
+    """Return the session of the enabled ``model``."""
+    return api._sessions[model]

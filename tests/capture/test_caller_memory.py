@@ -18,7 +18,7 @@ from lmswap.ir.program import LOSS
 from lmswap.session.planned_step import PlannedStep
 from tests.capture.captured import capture
 from tests.models import quick_of, tight_budget
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 ROWS, WIDTH, CLASSES = 8192, 128, 256  # narrow: many bytes for little arithmetic
 LOGITS_BYTES = 4 * ROWS * CLASSES  # 8 MiB; each activation has half of that

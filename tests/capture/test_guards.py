@@ -16,8 +16,8 @@ from torch.nn.utils import parametrizations, parametrize
 import lmswap
 from lmswap.capture.recompiles import MAX_GRAPHS, TRACING
 from lmswap.errors import ManyTraces, OptionError
+from tests.both_paths import swapping
 from tests.models import INDUCTOR, quick_of
-from tests.test_hard_cases import swapping
 
 FACTOR = 1.0
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import lmswap
 from lmswap.capture.tensor_subclass import has_torch_function
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 
 class Tagged(torch.Tensor):

@@ -17,16 +17,14 @@ from lmswap.cli.doctor import doctor_text
 from lmswap.cli.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.survey import survey
-from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.ir.machine import Tier
 from lmswap.ir.plan import Recompute
 from lmswap.planner import POLICIES
 from tests.cli.terminal_width import too_wide
 from tests.ir.build import build
-from tests.reporting.small_step import MIB, PLAN, PROGRAM
+from tests.reporting.small_step import LINK, MACHINE, MIB, PLAN, PROGRAM
 
-UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5, busy_factor=0.75)
 PEAK_BYTES = 7 * MIB + 8  # at grad_relu: conv, relu and grad_relu with the two scalars
-MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, UNIT_LINK),))
 
 
 def run(*arguments, **environment):
@@ -62,7 +60,7 @@ def unit_machine(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(
         "lmswap.hardware.measure._measure_machine",
-        lambda device, tier, where: replace(MACHINE, tiers=(Tier(tier, 2**30, UNIT_LINK),)),
+        lambda device, tier, where: replace(MACHINE, tiers=(Tier(tier, 2**30, LINK),)),
     )
 
 
@@ -363,7 +361,7 @@ def test_slowdown_of_a_link_by_the_other_direction_and_compute_is_shown(capsys):
     from lmswap.hardware.link import HostLink
     from lmswap.hardware.survey import Survey
 
-    machine = replace(MACHINE, tiers=(Tier("host", 2**33, UNIT_LINK),))
+    machine = replace(MACHINE, tiers=(Tier("host", 2**33, LINK),))
     found = Survey(
         device=DeviceInfo("cuda:0", "Unit GPU", 2**34, 2**33, "2.13.0", "CUDA driver 1.2"),
         num_devices=2,
@@ -371,7 +369,7 @@ def test_slowdown_of_a_link_by_the_other_direction_and_compute_is_shown(capsys):
         ram=HostMemory(2**36, 2**35),
         directory=Directory("/var/tmp", "xfs", "/dev/sda", 2**40, 2**39),
         peer="cuda:1 (Unit GPU), directly, by NVLink",
-        machines={"host": machine, "disk": MACHINE, "peer": replace(machine, tiers=(Tier("peer", 2**32, UNIT_LINK),))},
+        machines={"host": machine, "disk": MACHINE, "peer": replace(machine, tiers=(Tier("peer", 2**32, LINK),))},
         failures={},
     )
     text = doctor_text(found)

@@ -1,22 +1,6 @@
 """The emulated machine is what environment variables say: how many devices, how much memory, how slow a link."""
 
-import os
-import subprocess
-import sys
-
-PROLOGUE = """
-import time, torch
-from tools.emulated_gpu import machine
-machine.start()
-"""
-
-
-def run(program: str, **settings: object) -> None:
-    environment = {**os.environ, **{f"EMULATED_GPU_{name}": str(value) for name, value in settings.items()}}
-    done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+from tests.emulated_gpu.programs import end, run
 
 
 def test_tensors_move_between_devices_and_each_computes_in_its_own_memory():
@@ -69,9 +53,7 @@ assert time.perf_counter() - start >= 0.1
 
 
 def test_a_setting_that_is_no_number_ends_the_process_with_a_sentence():
-    environment = {**os.environ, "EMULATED_GPU_BYTES": "much"}
-    command = [sys.executable, "-c", PROLOGUE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = end("", BYTES="much")
     assert done.returncode == 2
     assert "EMULATED_GPU_BYTES is 'much', must be a number of at least 0" in done.stderr
 

@@ -18,8 +18,8 @@ from lmswap.hardware.memory import device_memory
 from lmswap.runtime.engine import SwapEngine
 from tests.capture.captured import Recording, capture
 from tests.models import Case
+from tests.rewrite.random_planner import plan_at_random
 from tests.rewrite.random_recomputes import recompute_all
-from tests.test_recompute import plan_at_random
 
 MIB = 2**20
 
@@ -171,7 +171,9 @@ def test_ops_that_are_not_bitwise_repeatable_are_not_recomputed(kind, is_seen, e
     lmswap.disable(plain)
     if not is_seen:  # as if every op repeated its bits
         monkeypatch.setattr(OpProfiler, "is_deterministic", lambda meter, node: True)
-    monkeypatch.setattr("tests.test_recompute.random_recomputes", lambda program, rng, share: recompute_all(program))
+    monkeypatch.setattr(
+        "tests.rewrite.random_planner.random_recomputes", lambda program, rng, share: recompute_all(program)
+    )
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     emulated_gpu.configure_kernels(**{kind: True})
     model, found = train(case)

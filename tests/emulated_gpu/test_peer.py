@@ -12,7 +12,7 @@ from lmswap.hardware import measure
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.probe import MEASURED_BYTES, round_trip_seconds
 from lmswap.runtime import _C
-from tests.emulated_gpu.test_devices import run
+from tests.emulated_gpu.programs import run
 from tests.models import CASES
 
 CASE = CASES["shared_views"]

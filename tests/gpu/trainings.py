@@ -5,7 +5,7 @@ import gc
 import torch
 
 import lmswap
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 
 def begin():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tests.integrations.test_transformers import rows, trained, trainer_of
+from tests.integrations.trainers import rows, trained, trainer_of
 
 
 def main(folder: Path, budget: str | None = None) -> None:

@@ -10,6 +10,7 @@ buffer       made at op   used at ops      bytes
 """
 
 from lmswap.ir.certificate import Certificate
+from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.ir.timeline import Lane, Span, Timeline
@@ -18,6 +19,9 @@ from lmswap.reporting.step import StepFigures
 
 MIB = 2**20
 BUDGET_BYTES, BASE_BYTES, RESERVE_BYTES, MARGIN_BYTES = 12 * MIB, 2 * MIB, MIB, MIB
+
+LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5, busy_factor=0.75)
+MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, LINK),))
 
 PROGRAM = Program(
     name="Small",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lmswap
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 
 class SweptMeanwhile:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lmswap
 from lmswap.errors import ForkedProcess, TransferError
-from tests.test_hard_cases import PATHS, Net, batch, steps, swapping
+from tests.both_paths import PATHS, Net, batch, steps, swapping
 
 pytestmark = [pytest.mark.parametrize("path", PATHS), pytest.mark.timeout(120)]
 

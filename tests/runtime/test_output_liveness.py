@@ -9,7 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.ir.program import BufferKind
 from tests.models import quick_of
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 # Tensors of 4 MiB each; what one holds beside them is in parameters, which live outside of the step.
 WIDTH, ROWS = 512, 2048

@@ -10,7 +10,7 @@ import lmswap
 from lmswap.dispatch import ModelCall
 from lmswap.saved_tensors.recording import Recording
 from lmswap.session.session import Session
-from tests.test_known_failures import session_of
+from tests.training import session_of
 
 
 class Routed(nn.Module):

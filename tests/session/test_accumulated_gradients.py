@@ -9,7 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.hardware import memory
 from lmswap.session.replan_reasons import ADDS_UP
-from tests.session.test_cached_plans import bytes_of_the_heap
+from tests.session.training import bytes_of_the_heap
 
 # A set of gradients is 81 MiB. With one of them a step takes some 110 MiB, of which 26 are kept free; with two 190.
 WIDTH, DEPTH, BATCH = 768, 6, 256

@@ -9,9 +9,9 @@ import torch
 
 import lmswap
 from lmswap.planner import calibrate
-from tests.models import Case
-from tests.test_known_failures import CHAIN, SMALL, session_of
-from tests.test_recompute import plan_at_random
+from tests.models import CHAIN, Case
+from tests.rewrite.random_planner import plan_at_random
+from tests.training import session_of
 
 
 def run(model: str, policy: str, num_steps: int, share: float) -> dict:
@@ -42,7 +42,7 @@ def test_tensors_hold_no_more_than_planned_under_any_plan(seed, monkeypatch):
     batch = CHAIN.batch()  # there before the step, as its plan has it
     case = Case(CHAIN.make, lambda: batch)
     torch.compiler.reset()
-    model = lmswap.enable(case.make(), policy="none", min_swap_bytes=SMALL)
+    model = lmswap.enable(case.make(), policy="none", min_swap_bytes=4096)
     memory = session_of(model).memory
     before_bytes = memory.used_tensor_bytes()
     for _ in range(3):

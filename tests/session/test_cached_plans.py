@@ -28,30 +28,9 @@ from lmswap.session.diagnostics import Notes
 from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.planned_step import Phase
 from tests.ir.build import build
-from tests.models import CASES, LARGE, Case, tight_budget
-
-SMALL = 4096
-CASE = CASES["resnet"]
-
-
-def train(case: Case = CASE, *, num_steps: int = 1, **options):
-    """Losses and gradients of a few steps, and the model's report."""
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    model = lmswap.enable(case.make(), **{"budget": "4GiB", "policy": "swap_all", "min_swap_bytes": SMALL, **options})
-    results = []
-    for _ in range(num_steps):
-        model.zero_grad()
-        loss = case.loss(model(case.batch()))
-        loss.backward()
-        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
-    report = lmswap.report(model)
-    lmswap.disable(model)
-    return results, report
-
-
-def equal_bits(actual, expected) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+from tests.models import LARGE, Case, tight_budget
+from tests.session.training import CASE, SMALL, bytes_of_the_heap, train
+from tests.training import same_bits
 
 
 def plan_files() -> list[Path]:
@@ -69,7 +48,7 @@ def test_a_second_start_neither_times_ops_nor_plans(monkeypatch):
     monkeypatch.setattr("lmswap.session.planner.make_plan", refuse)
     monkeypatch.setattr("lmswap.capture.op_costs.benchmark.OpProfiler.costs", refuse)
     actual, second = train()
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert second.plan_origin == "from cache"
     assert "Plan: from cache" in str(second)
     timeless = [[replace(made, resident=()) for made in report.decisions] for report in (first, second)]
@@ -126,7 +105,7 @@ def test_damaged_cached_plan_is_replaced(damage, caplog):
     damage(data)
     path.write_text(json.dumps(data))
     actual, report = train()
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert report.plan_origin.startswith("made in")
     assert "cannot be used, planning again" in caplog.text
     assert train()[1].plan_origin == "from cache"
@@ -147,7 +126,7 @@ def test_prediction_that_is_off_is_replanned_once_by_measurements(monkeypatch):
     for path in plan_files():
         path.unlink()
     actual, report = train(num_steps=6)
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     (note,) = [note for note in report.plan_notes if "replanned" in note]
     assert note.startswith("replanned after step 3: measured ")
     assert re.search(r"predicted; most off is op '\S+' \(models\.py:\d+ .*\): [^ ]+ \S+ against ", note)
@@ -257,14 +236,6 @@ def test_the_host_budget_limits_swapped_bytes_before_the_first_step(tier):
     _, limited = train(host_budget=2 * unlimited.tier_planned_bytes)
     assert limited.tier_peak_bytes <= limited.tier_planned_bytes <= limited.host_budget_bytes
     assert "Host budget" in str(limited)
-
-
-def bytes_of_the_heap() -> int:
-    """Stands for resident memory: what else real ones give back meanwhile would hide growth.
-
-    The tebibyte is more than the tests' process takes, whose own peak, less this, would be taken for a step's.
-    """
-    return 2**40 + _C.heap_stats().live_bytes + _C.heap_reusable_bytes()
 
 
 def reports_of_growth(nbytes: int, monkeypatch, *, after_step: int = 1, **options):
@@ -379,7 +350,7 @@ def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
     assert report.plan_origin == f"replanned after step {step}"
     assert re.search(r"MiB more are in use between steps", report.plan_notes[-1])
     assert report.predicted_peak_bytes <= budget
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
 
 
 @pytest.mark.usefixtures("no_garbage")
@@ -420,7 +391,7 @@ def test_measured_and_predicted_times_are_compared_op_by_op(options, monkeypatch
     expected, _ = train(LARGE, policy="none", num_steps=6)
     given.clear()
     actual, _ = train(LARGE, num_steps=6, **options)
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     ((program, _, _, plan), measured) = given[-1]
     runs = schedule(program, plan.recomputes).program
     assert bool(plan.recomputes) == ("policy" in options)
@@ -453,7 +424,7 @@ def test_a_plan_not_proven_optimal_is_searched_again_after_the_first_steps(monke
     actual, report = train(LARGE, num_steps=6, **tight)
     assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]
     assert bounded.count(learnt[-1].costs) == 1  # what was measured is new; the search goes on by the same bound
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     (note,) = [note for note in report.plan_notes if "replanned" in note]
     assert re.fullmatch(
         r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note

@@ -9,7 +9,8 @@ from torch import nn
 import lmswap
 from lmswap.hardware import memory
 from tests.models import Case, tight_budget
-from tests.session.test_cached_plans import bytes_of_the_heap, equal_bits, train
+from tests.session.training import bytes_of_the_heap, train
+from tests.training import same_bits
 
 MIB = 2**20
 
@@ -82,7 +83,7 @@ def keeping(kept, mib):
 def test_growth_that_fits_is_part_of_later_predictions(unplanned):
     kept = []
     bits, reports = grown("4GiB", keeping(kept, 20), in_steps=(5, 6, 7))
-    assert equal_bits(bits, unplanned[0])
+    assert same_bits(bits, unplanned[0])
     for number in (6, 7, 8):
         before, after = reports[number - 2], reports[number - 1]
         assert 0 <= 20 * MIB - (after.base_bytes - before.base_bytes) < MIB / 4  # what was in reserve comes first
@@ -94,7 +95,7 @@ def test_growth_that_fits_is_part_of_later_predictions(unplanned):
 def test_growth_without_room_replans_each_time_until_no_plan_fits(unplanned):
     kept, budget = [], tight_budget(unplanned[1], 0.95)
     bits, reports = grown(budget, keeping(kept, 40), in_steps=(5, 6, 7, 8))
-    assert equal_bits(bits, unplanned[0])
+    assert same_bits(bits, unplanned[0])
     exceeded = [number for number in (6, 7, 8, 9) if reports[number - 1].measured_peak_bytes > budget]
     assert exceeded == [8, 9]
     assert reports[8].base_bytes - reports[7].base_bytes == 40 * MIB  # a search that found nothing leaves nothing held
@@ -114,7 +115,7 @@ def test_growth_outside_of_tensors_is_replanned_for_when_a_peak_shows_it(unplann
 
     budget = tight_budget(unplanned[1], 0.95)
     bits, reports = grown(budget, grow, in_steps=(5, 6))
-    assert equal_bits(bits, unplanned[0])
+    assert same_bits(bits, unplanned[0])
     notes = [note for note in reports[-1].plan_notes if "MiB more than before are in use between steps" in note]
     assert [note.split(":")[0] for note in notes] == ["replanned after step 5", "replanned after step 6"]
     assert reports[-1].measured_peak_bytes <= budget

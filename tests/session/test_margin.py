@@ -7,7 +7,8 @@ import lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
 from tests.models import LARGE, tight_budget
-from tests.session.test_cached_plans import bytes_of_the_heap, equal_bits, train
+from tests.session.training import bytes_of_the_heap, train
+from tests.training import same_bits
 
 pytestmark = [
     pytest.mark.cpu_only("on a GPU the margin is what torch's allocator rounds up"),
@@ -31,7 +32,7 @@ def test_a_step_that_fits_unchanged_runs_even_if_no_swapping_plan_fits(unplanned
     expected, unmoved = unplanned
     budget = unmoved.predicted_peak_bytes + 10 * 2**20
     actual, report = train(LARGE, budget=budget, policy="auto", num_steps=6)
-    assert equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert report.swapped_out_bytes + report.recomputed_bytes == 0
     assert report.margin_bytes < unmoved.margin_bytes
     assert report.highest_peak_bytes <= budget
@@ -42,7 +43,7 @@ def test_the_part_of_the_margin_that_growth_does_not_need_is_used(source, unplan
     budget = tight_budget(unplanned[1], 0.85)
     for _ in range(2 if source else 1):
         actual, report = train(LARGE, budget=budget, policy="auto", num_steps=6)
-    assert equal_bits(actual, unplanned[0])
+    assert same_bits(actual, unplanned[0])
     (note,) = [note for note in report.plan_notes if "the margin can be smaller" in note]
     assert note.startswith(f"replanned after step 4{source}:")
     assert report.margin_bytes < unplanned[1].margin_bytes
@@ -58,7 +59,7 @@ def test_the_least_budget_with_known_growth_suffices_for_the_next_start(unplanne
         LARGE.loss(model(LARGE.batch())).backward()
     least_bytes = lmswap.least_budget(model)
     lmswap.disable(model)
-    assert equal_bits(train(LARGE, budget=least_bytes, policy="auto", num_steps=6)[0], unplanned[0])
+    assert same_bits(train(LARGE, budget=least_bytes, policy="auto", num_steps=6)[0], unplanned[0])
 
 
 def test_a_refusal_names_the_budget_of_an_unswapped_step_if_sufficient(unplanned):
@@ -67,4 +68,4 @@ def test_a_refusal_names_the_budget_of_an_unswapped_step_if_sufficient(unplanned
     with pytest.raises(PlanInfeasible) as refused:
         train(LARGE, budget=unmoved.base_bytes + unmoved.reserve_bytes + 2**20, policy="swap", min_swap_bytes=2**40)
     assert refused.value.needed_bytes < unmoved.base_bytes + unmoved.reserve_bytes + step_bytes + unmoved.margin_bytes
-    assert equal_bits(train(LARGE, budget=refused.value.needed_bytes, policy="swap")[0], train(LARGE, policy="none")[0])
+    assert same_bits(train(LARGE, budget=refused.value.needed_bytes, policy="swap")[0], train(LARGE, policy="none")[0])

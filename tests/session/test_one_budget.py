@@ -13,9 +13,9 @@ from lmswap.cli import entry
 from lmswap.cli.plan import plan_within
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
-from tests.cli.test_commands import MACHINE
 from tests.models import Case
-from tests.session.test_cached_plans import bytes_of_the_heap, train
+from tests.reporting.small_step import MACHINE
+from tests.session.training import bytes_of_the_heap, train
 
 MIB = 2**20
 

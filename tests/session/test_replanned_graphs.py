@@ -20,7 +20,7 @@ from lmswap.session.replan import Replanner
 from lmswap.session.session import Session
 from tests.capture.captured import Recording
 from tests.models import CASES, Broken, BrokenBlock, Case
-from tests.test_recompute import plan_at_random
+from tests.rewrite.random_planner import plan_at_random
 
 NUM_STEPS = 5
 

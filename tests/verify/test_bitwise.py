@@ -56,6 +56,21 @@ def test_equal_bits_are_seen_in_any_layout(name):
     assert bitwise_equal(tensor, tensor.clone(memory_format=torch.preserve_format))
 
 
+def test_results_are_compared_by_their_bits():
+    nan = torch.tensor([float("nan"), 1.0])
+    assert difference(nan, nan.clone()) is None
+    assert difference(torch.tensor([0.0]), torch.tensor([-0.0])) is not None
+    assert difference(None, None) is None
+    assert difference(torch.zeros(2), None) is not None
+    assert difference(torch.zeros(2), torch.zeros(2, dtype=torch.float64)) is not None
+    assert difference(torch.zeros(0), torch.zeros(0)) is None
+    found = difference(torch.zeros(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 7.0]]))
+    assert (found.num_differing, found.num_elements) == (2, 6)
+    assert found.first == "first at [1, 1]: 0.0 without, 5.0 with"
+    assert not found.is_nan
+    assert difference(nan, torch.ones(2)).is_nan
+
+
 def test_bits_count_not_values():
     assert bitwise_equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
     assert not bitwise_equal(torch.tensor([0.0]), torch.tensor([-0.0]))

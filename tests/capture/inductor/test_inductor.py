@@ -18,8 +18,8 @@ from lmswap.capture.inductor import backend, kernel_order
 from lmswap.errors import CaptureError
 from lmswap.ir.plan import Plan
 from lmswap.planner import simulate
+from tests.rewrite.random_planner import plan_at_random
 from tests.rewrite.random_recomputes import recompute_all
-from tests.test_recompute import plan_at_random
 from tests.training import same_bits
 
 

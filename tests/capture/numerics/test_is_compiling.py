@@ -6,7 +6,7 @@ import torch
 
 import lmswap
 from lmswap.cli.verify import _verdict
-from tests.test_hard_cases import Net, batch, swapping
+from tests.both_paths import Net, batch, swapping
 
 
 class Asks(Net):
