@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         figures = _least(network, model) if options.budget == "least" else _train(network, model, options)
     except PlanInfeasible as refusal:
-        figures = {"refused": str(refusal)}
+        figures = {"refused": str(refusal), "needed_bytes": refusal.needed_bytes}
     sys.stdout.write(f"{json.dumps(figures)}\n")
     return 0
 

@@ -13,6 +13,8 @@ KEPT = {
     "highest_peak_bytes": 95 * MIB,
     "measured_peak_bytes": 94 * MIB,
     "predicted_peak_bytes": 94 * MIB,
+    "measured_seconds": 1.0,
+    "predicted_seconds": 1.05,
     "swapped_out_bytes": MIB,
     "recomputed_bytes": 0,
 }
@@ -42,6 +44,7 @@ def test_a_drawn_network_trains_and_is_the_same_each_time(seed):
         ({"highest_peak_bytes": 90 * MIB}, (), ("used 90.0%",)),
         ({"highest_peak_bytes": 90 * MIB, "swapped_out_bytes": 0}, (), ()),  # it fits as it is
         ({"predicted_peak_bytes": 90 * MIB}, (), ("peak predicted -4.3%",)),
+        ({"predicted_seconds": 1.1}, (), ("seconds predicted +10.0%",)),
     ],
 )
 def test_a_run_is_held_against_promises_and_goals(changed, broken, missed, monkeypatch):
@@ -51,9 +54,11 @@ def test_a_run_is_held_against_promises_and_goals(changed, broken, missed, monke
 
 
 def test_budgets_range_from_the_least_to_the_peak(monkeypatch):
-    def run(_seed, _steps, budget=None):
+    def run(_seed, steps, budget=None):
         if budget == "least":
-            return {"least_bytes": 60 * MIB, "unplanned_bytes": 100 * MIB}
+            return {"least_bytes": 59 * MIB, "unplanned_bytes": 100 * MIB}
+        if steps == 1:
+            return {"refused": "too small", "needed_bytes": 60 * MIB}
         return PLAIN if budget is None else KEPT
 
     monkeypatch.setattr(judge, "_run", run)
