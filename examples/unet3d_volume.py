@@ -30,7 +30,7 @@ def read_volume(path: str | None, side: int) -> torch.Tensor:
 def train(volume: torch.Tensor, budget: str, steps: int) -> UNet3d:
     """The network after some steps within the budget."""
     truth = (volume > 1).float()  # bright voxels: a stand-in for a label map
-    model = UNet3d(modalities=1, labels=1)
+    model = UNet3d(modalities=1, labels=1).to(volume.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     lmswap.enable(model, budget=budget)
     for step in range(steps):
@@ -45,7 +45,7 @@ def train(volume: torch.Tensor, budget: str, steps: int) -> UNet3d:
 def main() -> None:
     """Trains, and says what the memory was and what the swapping cost."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("volume", nargs="?", help="a NIfTI file; default: a made volume")
+    parser.add_argument("volume", nargs="?", help="a NIfTI file; default: a synthetic one")
     parser.add_argument("--side", type=int, default=64, help="voxels, a multiple of 16")
     parser.add_argument("--budget", default="350MiB")
     parser.add_argument("--steps", type=int, default=5)

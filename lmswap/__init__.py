@@ -2,7 +2,7 @@
 
     model = lmswap.enable(model, budget="6GiB")
 
-The pipeline is the list of packages: capture → analyze → plan → rewrite → execute → reporting; ``ir`` holds the data
+The pipeline is the list of packages: capture → analyze → planner → rewrite → runtime → reporting; ``ir`` holds the data
 types that they share, and `lmswap.api` joins them. Importing this package imports no torch: the names below load on
 first use. If torch is loaded already, MKL is initialized, see `lmswap.hardware.mkl_init`.
 """

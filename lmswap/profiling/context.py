@@ -25,7 +25,7 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
     """Profile the training steps in the block: utilization, throughput, overlap, idle time, waits for copies.
 
     A step ends when the optimizer's step ends; the first one begins with the block, and what follows the last one is
-    ignored. The first steps of a model capture and plan it, and lmswap replans last after the third: run these before
+    ignored. The first steps of a model capture and plan it, and lmswap replans last after the fourth: run these before
     the block. With an enabled model, the engine's own record is added to what the tool sees.
 
     Examples:
