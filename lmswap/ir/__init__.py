@@ -23,8 +23,7 @@ link           the path to a tier: seconds by size, out (from the device) and in
 lane           a queue beside compute: out, in; across ranks also the network (stream)
 stall          compute waiting for a copy
 arena          the device memory in which a step's large tensors have planned offsets
-slot           the bytes of the arena that one tensor gets for one residency
-fragmentation  free bytes between slots that no tensor can use
+fragmentation  free bytes of the arena that no tensor can use
 result         an output or gradient that a step returns to its caller
 scratch        bytes an op allocates and frees while it runs (workspace)
 loss           the op that stands for the caller's code after a forward segment
