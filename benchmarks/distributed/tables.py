@@ -154,14 +154,14 @@ def _efficiency_table(results: Results) -> Table:
     each = " or ".join(dict.fromkeys(str(point.ranks) for point in machines)) or "so many"
     return Table(
         "What ranks cost each other",
-        ("training", "ranks", "without sums", "with sums", "predicted", "off by", "all-reduce", "kept beside",
-         "not hidden", "above both", "efficiency", "basis"),
+        ("training", "ranks", "without all-reduce", "with all-reduce", "predicted", "off by", "all-reduce",
+         "kept beside", "not hidden", "above both", "efficiency", "basis"),
         tuple(rows),
-        "Without sums, as many processes each train for themselves; with sums, by DistributedDataParallel, in turns. "
-        "Predicted is what the simulator says with sums, from the step without, the plan, and sums timed alone and "
-        "beside compute: kept beside is what a sum and compute then keep of their speed. Not hidden is what no plan "
-        "could hide of the sums, by the simulator's bound; above both is what the step takes beyond that and the step "
-        "without sums. Efficiency is the step of one rank over that of so many. Predicted rows are of machines with "
+        "Without all-reduce, as many processes each train for themselves; with it, by DistributedDataParallel, in "
+        "turns. Predicted is what the simulator says, from the step without, the plan, and all-reduces timed alone and beside "
+        "compute: kept beside is what both then keep of their speed. Not hidden is what no plan could hide of the "
+        "all-reduces, by the simulator's bound; above both is what the step takes beyond that and the step without. "
+        "Efficiency is the step of one rank over that of so many. Predicted rows are of machines with "
         f"{each} ranks, a core for each, that reach each other as fast as these processes do. {_held(points)}",
     )  # fmt: skip
 
@@ -170,7 +170,7 @@ def _held(points: Sequence[Efficiency]) -> str:
     """How far what was measured is from what was predicted, and from what cannot be less, of several ranks."""
     several = [point for point in points if point.ranks > 1]
     if not several:
-        return "There are no sums to predict."
+        return "There are no all-reduces to predict."
     off = max(abs(point.predicted_seconds / point.seconds - 1) for point in several)
     return (
         f"Of several ranks a prediction is off by at most {percent(off)}, and a step at most "
