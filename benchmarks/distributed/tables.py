@@ -160,8 +160,8 @@ def _efficiency_table(results: Results) -> Table:
         "Without all-reduce, as many processes each train for themselves; with it, by DistributedDataParallel, in "
         "turns. Predicted is what the simulator says, from the step without, the plan, and all-reduces timed alone and "
         "beside compute: kept beside is what both then keep of their speed. Not hidden is what no plan could hide of "
-        "the all-reduces, by the simulator's bound; above both is what the step takes beyond that and the step without. "
-        "Efficiency is the step of one rank over that of so many. Predicted rows are of machines with "
+        "the all-reduces, by the simulator's bound; above both is what the step takes beyond that and the step "
+        "without. Efficiency is the step of one rank over that of so many. Predicted rows are of machines with "
         f"{each} ranks, a core for each, that reach each other as fast as these processes do. {_held(points)}",
     )  # fmt: skip
 
