@@ -165,7 +165,7 @@ def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
                 start, stop = op.index, op.index + 1
                 if kind is BufferKind.TANGENT:
                     start, stop = segment.start, segment.stop
-                elif kind is not BufferKind.ACTIVATION:
+                elif kind in (BufferKind.OUTPUT, BufferKind.GRADIENT):
                     stop = len(program.ops)
                 found[buffer] = (found.get(buffer, (start, stop))[0], stop)
     return found

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible, PlanInvalid
 from lmswap.ir.certificate import Certificate
+from lmswap.ir.program import BufferKind
 from lmswap.planner import POLICIES, make_plan
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
@@ -154,3 +155,29 @@ def test_prices_that_do_not_prove_the_seconds_are_refused(forged):
     verify_certificate(STEP.program, STEP.costs, unit_machine(), honest, **question)
     with pytest.raises(PlanInvalid, match="certificate"):
         verify_certificate(STEP.program, STEP.costs, unit_machine(), replace(honest, **forged), **question)
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_gradients_that_are_added_up_count_until_their_last_use(cut):
+    # ga is free while g3 fills the budget: a plan that keeps all fits, so no more than the ops' 5 s can be proven.
+    step = build(
+        """
+        forward
+        f1 1: X -> a
+        backward
+        g1 1: t a -> ga p
+        g2 1: p -> q
+        g3 1: q -> gb
+        g4 1: gb -> gc
+        """,
+        sizes={"ga": 4, "gb": 4, "gc": 0},
+        tangents="t",
+        gradients="ga gb gc",
+    )
+    program = step.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
+    budget_bytes = StepMemory(program, step.costs).peak.nbytes
+    question = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": 1}
+    forged = Certificate(5.01, (cut,), (0.0,), (0.0, 0.0), (0.0, 0.0))
+    verify_certificate(program, step.costs, unit_machine(), replace(forged, seconds=5.0), **question)
+    with pytest.raises(PlanInvalid, match="certificate"):
+        verify_certificate(program, step.costs, unit_machine(), forged, **question)
