@@ -169,6 +169,7 @@ def plan_figures(program: Program, plan: Plan, budget_bytes: int, planning_secon
         "swapped_bytes": nbytes[Decision.SWAP],
         "recomputed_bytes": nbytes[Decision.RECOMPUTE],
         "tier_bytes": plan.tier_bytes,
+        "plan": json.loads(plan.to_json()),
     }
 
 

@@ -104,10 +104,13 @@ class Plan:
     reasons: dict[int, str] = field(default_factory=dict)  # buffer id of the program -> reason, as text
     recomputes: tuple[Recompute, ...] = ()
     certificate: Certificate | None = None
+    is_optimal: bool = False  # an exhaustive search has found that no plan takes less
 
     @property
     def excess(self) -> float | None:
         """Upper bound on the gap to the optimum: predicted seconds over those of the bound, less 1; 0.03 is 3 %."""
+        if self.is_optimal:
+            return 0.0
         bound_seconds = self.certificate.seconds if self.certificate else 0.0
         return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
@@ -173,6 +176,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
         recomputes=tuple(Recompute(int(record["op"]), int(record["position"])) for record in data["reruns"]),
         certificate=None if data["certificate"] is None else _certificate(data["certificate"]),
+        is_optimal=bool(data.get("is_optimal", False)),  # files of earlier versions have none
     )
 
 

@@ -146,6 +146,7 @@ def reprice(
         budget_bytes=budget_bytes,
         predicted_seconds=predicted.seconds,
         predicted_peak_bytes=predicted.peak_bytes,
+        is_optimal=False,
     )
     return _explained(problem, priced, certificate)
 

@@ -6,6 +6,7 @@ improves by flips of classes of equal layers and by annealing; steps of a few op
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from lmswap.analyze.repeatable import repeatable_ops
@@ -58,7 +59,9 @@ def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_re
     """The optimal plan, by exhaustive search; None if the step is too large for that, or nothing fits."""
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
     found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, most_states=_MOST_EXACT_STATES)
-    return _finish(problem, policy, found) if found and found.fits else None
+    if not found or not found.fits:
+        return None
+    return replace(_finish(problem, policy, found), is_optimal=may_swap and may_recompute)
 
 
 def plan_search(
@@ -163,7 +166,11 @@ def _make_step(problem: Problem, left_out: frozenset[int] = frozenset()) -> _cor
     return _core.Step(
         seconds=costs.seconds,
         scratch_bytes=costs.scratch_bytes,
-        repeatable=repeatable_ops(program),
+        repeatable=[
+            # A second run would make a new buffer in place of one that the step is given.
+            is_repeatable and not any(program.buffers[buffer].is_resident for buffer in op.writes)
+            for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
+        ],
         reads=[listed(op.reads) for op in program.ops],
         writes=[listed(op.writes) for op in program.ops],
         nbytes=[0 if buffer.is_resident else buffer.nbytes for buffer in program.buffers],

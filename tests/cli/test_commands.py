@@ -12,14 +12,15 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.unet3d import __main__ as unet3d
+from lmswap.analyze.cost import roofline
 from lmswap.cli import entry
 from lmswap.cli.doctor import doctor_text
 from lmswap.cli.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.survey import survey
 from lmswap.ir.machine import Tier
-from lmswap.ir.plan import Recompute
-from lmswap.planner import POLICIES
+from lmswap.ir.plan import Plan, Recompute
+from lmswap.planner import POLICIES, check
 from tests.cli.terminal_width import too_wide
 from tests.ir.build import build
 from tests.reporting.small_step import LINK, MACHINE, MIB, PLAN, PROGRAM
@@ -149,6 +150,13 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
     assert 0 < data["lower_bound_seconds"] <= data["step_seconds"]
     assert data["planning_seconds"] > 0
     assert data["tier_bytes"] == {}
+
+
+def test_a_plan_as_json_has_all_that_a_check_needs(files, capsys):
+    assert plan(files, "--budget", "6.5MiB", "--json") == 0
+    found = Plan.from_data(json.loads(capsys.readouterr().out)["plan"])
+    assert found.swaps or found.recomputes
+    check(found, PROGRAM, roofline(PROGRAM, MACHINE), MACHINE, tier="disk", min_swap_bytes=MIB)
 
 
 def test_a_plan_names_the_ten_largest_buffers_without_all_buffers(tmp_path, capsys):

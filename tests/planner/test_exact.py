@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
+from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
-from lmswap.ir.machine import Link, Rate
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Link, Machine, Rate
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import BufferKind, Program
 from lmswap.planner import _core, make_plan, search
 from lmswap.planner.search import plan_exactly, plan_search
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import machines
-from tests.planner.brute_force import optimum, tight_steps
+from tests.planner.brute_force import faster_plan
 from tests.planner.problems import problem_of
+from tests.planner.tiny_steps import tight_steps, tiny_step
+
+STORED = Path(__file__).parents[1] / "stored" / "planner"
 
 
 def random_step(seed: int) -> tuple[Step, int]:
@@ -38,11 +49,92 @@ def random_step(seed: int) -> tuple[Step, int]:
 def test_no_plan_that_can_be_tried_is_faster(tight, machine):
     step, budget_bytes = tight
     plan = plan_exactly(problem_of(step, budget_bytes, machine, link_share=1.0), policy="exact")
-    least = optimum(step, machine, budget_bytes)
-    if plan is None:
-        assert least == float("inf")
-    else:
-        assert plan.predicted_seconds <= least * (1 + 1e-9)
+    assert faster_plan(step, machine, budget_bytes, just_below(plan)) is None
+
+
+def just_below(plan: Plan | None) -> float:
+    return plan.predicted_seconds * (1 - 1e-9) if plan else math.inf
+
+
+def check_auto(step: Step, machine: Machine, budget_bytes: int, min_swap_bytes: int = 1) -> None:
+    """No plan is faster than that of policy auto, where it is proven the best, nor below the bound."""
+    limits = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": min_swap_bytes}
+    try:
+        plan = make_plan("auto", step.program, step.costs, machine, **limits)
+    except PlanInfeasible:
+        assert faster_plan(step, machine, budget_bytes, math.inf, most_recomputes=1) is None
+        return
+    best = faster_plan(step, machine, budget_bytes, just_below(plan), min_swap_bytes=min_swap_bytes)
+    assert best is None or not plan.is_optimal
+    assert best is None or best.predicted_seconds >= plan.certificate.seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_is_faster_than_auto_in_tiny_training_steps(seed):
+    check_auto(*tiny_step(seed, most_ops=6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40, 400))
+def test_no_plan_is_faster_than_auto_in_small_training_steps(seed):
+    check_auto(*tiny_step(seed, most_ops=8))
+
+
+@given(st.integers(1000, 10**9))
+def test_no_plan_is_faster_than_auto_in_any_tiny_step(seed):
+    check_auto(*tiny_step(seed, most_ops=6))
+
+
+# An independent search found these plans.
+@pytest.mark.parametrize("file", sorted(STORED.glob("*.json")), ids=lambda file: file.stem)
+def test_auto_is_as_fast_as_a_known_plan(file):
+    known = json.loads(file.read_text())
+    program = Program.from_json(json.dumps(known["program"]))
+    costs = OpCosts(tuple(known["op_seconds"]), tuple(known["scratch_bytes"]), "unit")
+    rates = [Rate.constant(known[f"{way}_bytes_per_second"], known[f"{way}_latency"]) for way in ("out", "in")]
+    machine = unit_machine().with_link("host", Link(*rates, **known["link_factors"]))
+    limits = {"budget_bytes": known["budget_bytes"], "min_swap_bytes": known["min_swap_bytes"]}
+    plan = make_plan("auto", program, costs, machine, tier="host", **limits)
+    assert plan.is_optimal
+    assert plan.predicted_seconds <= known["best_seconds"] * (1 + 1e-9)
+
+
+# Ops that write an output too are recomputed: b would be away for 8 s.
+RECOMPUTED_OUTPUT = """
+    forward
+    f0 1: X -> a
+    f1 1: a -> y b
+    f2 1: a -> u
+    f3 1: u -> z
+    backward
+    g3 1: t b a -> gx
+"""
+
+
+def test_an_op_that_writes_an_output_is_recomputed():
+    step = build(RECOMPUTED_OUTPUT, sizes={"b": 4, "u": 6}, outputs="y z", tangents="t", gradients="gx")
+    plan = plan_exactly(problem_of(step, 10, unit_machine(), link_share=1.0), policy="exact")
+    assert plan is not None
+    assert plan.predicted_seconds == pytest.approx(6.0)
+    assert [(recompute.op, recompute.position) for recompute in plan.recomputes] == [(1, 4)]
+
+
+def test_an_op_that_writes_what_the_step_is_given_is_not_recomputed():
+    # f0 again would make a second c, of 3 bytes, which f4 reads.
+    text = """
+        forward
+        f0 1: X -> a c
+        f1 1: a -> b
+        f2 9: b -> m
+        f3 1: m -> n
+        f4 1: n a c -> y
+    """
+    step = build(text, sizes={"a": 4, "c": 3, "m": 5, "n": 5}, outputs="y")
+    given_c = [replace(b, kind=BufferKind.INPUT) if b.id == step.id("c") else b for b in step.program.buffers]
+    program = replace(step.program, buffers=tuple(given_c))
+    slow_link = unit_machine(out=0.1, into=0.1)
+    plan = make_plan("auto", program, step.costs, slow_link, budget_bytes=10, tier="host", min_swap_bytes=1)
+    assert not plan.recomputes
 
 
 def test_auto_is_near_the_optimum_of_random_steps(monkeypatch):
