@@ -44,10 +44,10 @@ def check_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> 
             path = next((path for path, module in outer.named_modules() if module is inner and path), None)
             if path is not None:
                 name = type(outer).__name__
-                first = f"lmswap.disable {name}" if inner is model else f"lmswap.disable its module '{path}'"
+                enabled = name if inner is model else f"its module '{path}'"
                 raise OptionError(
                     f"{name} and its module '{path}' cannot both be enabled, as two plans would move the same tensors: "
-                    f"{first} first"
+                    f"call lmswap.disable on {enabled} first"
                 )
 
 
@@ -67,10 +67,10 @@ def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
     """Return the device of all ``tensors``; raise OptionError if they are on several, or on one not supported."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
-        raise OptionError(f"the model must lie on one device, it lies on {sorted(map(str, devices))}")
+        raise OptionError(f"the model must be on one device, it is on {sorted(map(str, devices))}")
     (device,) = devices
     if device.type not in ("cpu", "cuda"):
-        raise OptionError(f"lmswap works on CPU and CUDA devices, the model lies on '{device}'")
+        raise OptionError(f"lmswap works on CPU and CUDA devices, the model is on '{device}'")
     return device
 
 

@@ -223,14 +223,16 @@ def test_torch_compile_of_an_enabled_model_leaves_it_as_it_is(path):
 def test_a_model_and_a_module_inside_of_it_are_not_both_enabled():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 8))
     lmswap.enable(model[0])
-    with pytest.raises(OptionError, match=r"its module '0' cannot both be .*: lmswap\.disable its module '0' first"):
+    with pytest.raises(
+        OptionError, match=r"module '0' cannot both be .*: call lmswap\.disable on its module '0' first"
+    ):
         lmswap.enable(model)
     lmswap.enable(model[1])  # beside it, another one may be
     lmswap.disable(model[0])
     lmswap.disable(model[1])
     lmswap.enable(model)
     lmswap.enable(model)  # again
-    with pytest.raises(OptionError, match=r"its module '0\.0' cannot both be .*: lmswap\.disable Sequential first"):
+    with pytest.raises(OptionError, match=r"its module '0\.0' cannot both be .*: call lmswap\.disable on Sequential first"):
         lmswap.enable(model[0][0])
     lmswap.disable(model)
 

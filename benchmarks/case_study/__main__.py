@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sizes", type=size, nargs=2, metavar="N", help="what just fits, and what shall (96 128; on a GPU 144 192)"
     )
     parser.add_argument("--ladder", type=size, nargs="*", metavar="N", help="other sizes (none; on a GPU 112 to 256)")
-    parser.add_argument("--budget", help='bytes or "6GiB"; default: what the first size takes plainly')
+    parser.add_argument("--budget", help='bytes or "6GiB"; default: the peak of the first size without lmswap')
     parser.add_argument("--replicas", type=positive, default=2, metavar="N", help="trainings at once (%(default)s)")
     parser.add_argument("--repeats", type=positive, default=2, metavar="N", help="of what is compared (%(default)s)")
     parser.add_argument(
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_network(parser)
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights and dropout (%(default)s)")
-    parser.add_argument("--data", metavar="DIR", help="a BraTS folder; default: made subjects")
+    parser.add_argument("--data", metavar="DIR", help="a BraTS folder; default: synthetic subjects")
     parser.add_argument("--evaluation", metavar="DIR", help="what python -m benchmarks.unet3d evaluate wrote")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for everything (case-study-output)")
     parser.add_argument(

@@ -29,8 +29,8 @@ SCHEMA = "lmswap.case_study/2"
 class Settings:
     """What is measured. ``small`` just fits the budget, ``large`` is what the page is about; ``ladder``: other sizes.
 
-    ``budget_bytes`` None: the plain peak of ``small``; ``data`` None: made subjects. Every run warms up, then times
-    ``timed_steps`` steps; what is compared runs ``repeats`` times, in turns. ``evaluation`` is a folder of
+    ``budget_bytes`` None: the plain peak of ``small``; ``data`` None: synthetic subjects. Every run warms up, then
+    times ``timed_steps`` steps; what is compared runs ``repeats`` times, in turns. ``evaluation`` is a folder of
     `python -m benchmarks.unet3d evaluate`.
     """
 

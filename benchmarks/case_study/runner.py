@@ -53,7 +53,7 @@ class Trial(NamedTuple):
 
 
 class Runner:
-    """Trains on the first subjects of the data; ``folder`` takes made subjects, cubes and logs."""
+    """Trains on the first subjects of the data; ``folder`` takes synthetic subjects, cubes and logs."""
 
     def __init__(self, settings: Settings, folder: Path, console: Console) -> None:
         """Makes the subjects where no data is given.

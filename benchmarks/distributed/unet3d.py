@@ -88,7 +88,7 @@ def _train(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what to train."""
     device = default_device().type
-    parser.add_argument("--data", type=Path, metavar="DIR", help="a BraTS folder; default: made subjects")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a BraTS folder; default: synthetic subjects")
     parser.add_argument("--size", type=size, default=SIZES[device], metavar="N", help="of images (%(default)s)")
     parser.add_argument(
         "--steps", type=positive, default=TIMED_STEPS[device], metavar="N", help="that are timed (%(default)s)"

@@ -1,6 +1,6 @@
 """Runs the first hour on a GPU: ``python -m benchmarks.first_hour``.
 
-Each part runs in a process of its own and is ended at its limit. The same command goes on where it was stopped:
+Each part runs in a process of its own and is ended at its limit. The same command resumes where it was stopped:
 parts that have ended well are skipped with the same code, and what others found until then is kept.
 """
 

@@ -24,7 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all commands and their options."""
     parser = argparse.ArgumentParser(
         prog=_COMMAND,
-        description="The 3D U-Net of the case study, with and without swapping.",
+        description="The 3D U-Net of the case study on the first GPU, else the CPU, with and without swapping.",
         epilog=f"example: {_COMMAND} compare --sizes 96 128",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -44,7 +44,7 @@ class DataSet:
 
 
 def made_folder(folder: Path) -> Path:
-    """Where under a working folder the made subjects lie."""
+    """Where under a working folder the synthetic subjects are."""
     return folder / "subjects"
 
 

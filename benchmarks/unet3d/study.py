@@ -30,7 +30,7 @@ MAX_SUBJECTS = 3  # a comparison of a few steps takes the first ones only, and n
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be compared. ``budget_bytes`` None: the peak that the first size takes plainly."""
+    """What is to be compared. ``budget_bytes`` None: the peak of the first size without lmswap."""
 
     sizes: tuple[int, ...]
     steps: int
@@ -39,8 +39,8 @@ class Settings:
     head: Head
     dtype: Literal["fp32", "bf16"]
     seed: int
-    data: Path | None  # a BraTS folder; None: made subjects
-    folder: Path  # for made subjects, cubes and logs
+    data: Path | None  # a BraTS folder; None: synthetic subjects
+    folder: Path  # for synthetic subjects, cubes and logs
     threads: int | None = None  # torch's, on a CPU; None: its own choice
 
 

@@ -22,7 +22,7 @@ from benchmarks.unet3d.files import writing
 
 DATA_KIND = "synthetic tumours, not BraTS"
 NAME_PREFIX = "Synthetic_"  # of every made subject
-MARKER = "made-by-lmswap.json"  # in the folder of made subjects: what they are, and from which seed
+MARKER = "made-by-lmswap.json"  # in the folder of synthetic subjects: what they are, and from which seed
 RECIPE = 1  # raised when the same seed would give other subjects
 
 VOLUME_SHAPE = (240, 240, 155)
@@ -115,7 +115,7 @@ def _claim(root: Path, seed: int) -> None:
             )
         return
     if root.exists() and any(root.iterdir()):
-        raise DataError(f"{root} is not empty and was not made here; name another folder for the made subjects")
+        raise DataError(f"{root} is not empty and was not made here; name another folder for the synthetic subjects")
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
         (root / "NOTICE.txt").write_text(NOTICE)

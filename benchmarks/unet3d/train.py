@@ -1,4 +1,4 @@
-"""Trains the network for real, by the whole recipe of the case study, in steps that a kill can interrupt anywhere.
+"""Trains the network for real, with the full recipe of the case study, in steps that a kill can interrupt anywhere.
 
 Order, positions and dropout of each step follow from the seed and the step's number alone. So a training that was
 killed and goes on from its checkpoint has the same bits as one that was not, wherever torch repeats its own.
@@ -131,7 +131,7 @@ def train(
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[Epoch]:
-    """Trains until the epochs are done or the validation loss stops falling; goes on where an earlier call ended.
+    """Trains until the epochs are done or the validation loss stops falling; resumes where an earlier call ended.
 
     ``settings.output`` holds the checkpoint, the weights of the epoch with the lowest validation loss, and the log.
     ``on_event`` hears of "start", "step", "validation" and "epoch".

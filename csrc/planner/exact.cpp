@@ -73,7 +73,7 @@ class Exact {
   std::vector<int> buffers_;  // by item
   std::vector<int> item_of_;  // by buffer, or -1
   Set activations_ = 0;
-  Set later_copies_ = 0;                          // items of outputs: they exist once they are remade
+  Set later_copies_ = 0;                          // items of outputs: they exist once they are recomputed
   std::vector<Bytes> base_before_, base_during_;  // by op: bytes of other buffers
   std::vector<Bytes> rerun_bytes_;                // by op: of its results that are no items, once more
   std::vector<Set> reads_, makes_, writes_;       // by op; `writes_` are those that others made

@@ -137,7 +137,7 @@ def _consequences(found: Survey) -> list[str]:
         f"1 GiB takes {format_seconds(tier.link.out_rate.seconds(2**30))} out and "
         f"{format_seconds(tier.link.in_rate.seconds(2**30))} back in; copies run beside compute.",
         f"They stay hidden while a step computes {machine.flops_per_second * round_trip / 2**30:,.0f} FLOP or more for "
-        "each byte that it swaps; beyond that, compute waits.",
+        "each byte that it swaps; below that, compute waits.",
     ]
     if name == "disk" and found.directory is not None and found.directory.filesystem == "zfs":
         sentences.append(

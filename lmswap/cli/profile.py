@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
         epilog="example: lmswap profile --steps 5:10 --json figures.json -- python train.py",
     )
     parser.add_argument(
-        "--tool", default="auto", help="kineto, nsys, nvprof, lmswap (its own record); default: what works best here"
+        "--tool", default="auto", help="auto (what works best here), kineto, nsys, nvprof, lmswap (its own record)"
     )
     parser.add_argument("--steps", metavar="A:B", help="steps A to B-1, from 0; default: 5:10")
     parser.add_argument("--epoch", type=int, help="count steps in this epoch, from 1; default: across all")

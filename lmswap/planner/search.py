@@ -167,7 +167,7 @@ def _make_step(problem: Problem, left_out: frozenset[int] = frozenset()) -> _cor
         seconds=costs.seconds,
         scratch_bytes=costs.scratch_bytes,
         repeatable=[
-            # A second run would make a new buffer in place of one that the step is given.
+            # A recomputation would make a new buffer in place of one that the step is given.
             is_repeatable and not any(program.buffers[buffer].is_resident for buffer in op.writes)
             for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
         ],

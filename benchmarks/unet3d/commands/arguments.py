@@ -50,7 +50,7 @@ def add_folder(parser: argparse.ArgumentParser, holds: str) -> None:
 
 def add_enable(parser: argparse.ArgumentParser, *, without: str) -> None:
     """Declares what goes on to `lmswap.enable`; ``without`` a budget it is not called."""
-    parser.add_argument("--budget", help=f'bytes or "6GiB" for lmswap to keep to; default: {without}')
+    parser.add_argument("--budget", help=f'bytes or "6GiB" for lmswap; default: {without}')
     parser.add_argument("--policy", help="how lmswap chooses what to swap (default: auto)")
     parser.add_argument("--link", help='a slower link that lmswap is to emulate, "11.7GB/s"')
 

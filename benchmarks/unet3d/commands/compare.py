@@ -23,15 +23,15 @@ def add_to(commands: Commands) -> None:
     """Declares the command."""
     parser = commands.add_parser(
         "compare",
-        help="train some steps at several sizes, plainly and swapped, and compare memory, time and bits",
+        help="train some steps at several sizes, with and without lmswap, and compare memory, time and bits",
         description="Trains the 3D U-Net at several image sizes: plainly, and under a memory budget with swapping. "
         "Compares memory, time and the bits of losses and weights. Each run is a process of its own.",
         epilog="example: python -m benchmarks.unet3d compare --sizes 96 128 --steps 5",
     )
     parser.add_argument("--sizes", type=size, nargs="+", required=True, metavar="N", help="cube sides, multiples of 16")
-    parser.add_argument("--budget", help='bytes or "6GiB"; default: what the first size takes plainly')
+    parser.add_argument("--budget", help='bytes or "6GiB"; default: the peak of the first size without lmswap')
     parser.add_argument("--policy", default="auto", help="how lmswap chooses what to swap (default: %(default)s)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="a BraTS folder; default: made subjects")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a BraTS folder; default: synthetic subjects")
     parser.add_argument("--steps", type=positive, default=5, metavar="N", help="training steps a run (%(default)s)")
     add_network(parser)
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights and dropout (%(default)s)")

@@ -37,10 +37,10 @@ def add_to(commands: Commands) -> None:
         epilog="example: python -m benchmarks.unet3d evaluate trained --output scores",
     )
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="what train was given as --output")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the BraTS folder; default: made subjects in --folder")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a BraTS folder; default: synthetic ones in --folder")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="for scores, predictions, pictures")
     add_enable(parser, without="plain torch")
-    add_folder(parser, "made subjects and cubes")
+    add_folder(parser, "synthetic subjects and cubes")
     parser.set_defaults(run=run)
 
 

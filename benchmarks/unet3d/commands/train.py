@@ -1,4 +1,4 @@
-"""`train`: trains the network by the whole recipe, in any size, from scans or made subjects."""
+"""`train`: trains the network with the full recipe, in any size, from scans or synthetic subjects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_to(commands: Commands) -> None:
     """Declares the command."""
     parser = commands.add_parser(
         "train",
-        help="train by the whole recipe of the case study; goes on where it was stopped",
+        help="train with the full recipe of the case study; resumes where it was stopped",
         description="Trains the 3D U-Net with Adam, 48 positions of each subject, a rate that halves on plateaus, and "
         "early stopping. The same command goes on after a stop or a kill, with the same bits.",
         epilog="example: python -m benchmarks.unet3d train --size 64 --subjects 12 --output trained",
@@ -52,7 +52,7 @@ def add_to(commands: Commands) -> None:
     add_network(parser)
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights, order and dropout (%(default)s)")
     add_enable(parser, without="plain torch")
-    add_folder(parser, "made subjects and cubes")
+    add_folder(parser, "synthetic subjects and cubes")
     parser.set_defaults(run=run)
 
 
