@@ -12,6 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from benchmarks.programs.corpus import load_machine, load_program
+from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.machine import Host
@@ -554,3 +556,20 @@ def test_a_removed_policy_is_refused_with_what_to_use_instead(policy):
     for refuse in (partial(plan_of, policy, CHAIN, 8), partial(Options.parse, policy=policy)):
         with pytest.raises(OptionError, match=f"policy '{policy}' has been removed; use 'auto', or 'recompute'"):
             refuse()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["h200_gen5", "v100_gen3"])
+def test_what_recompute_can_fit_does_not_depend_on_the_machine(machine):
+    program, machine = load_program("unet3d_96"), load_machine(machine)
+    costs = roofline(program, machine)
+
+    def plan(budget_bytes):
+        limits = {"budget_bytes": budget_bytes, "tier": machine.tiers[0].name, "min_swap_bytes": 2**20}
+        return make_plan("recompute", program, costs, machine, **limits)
+
+    assert plan(417_160_195).predicted_peak_bytes <= 417_160_195  # a search of one machine finds no plan here
+    with pytest.raises(PlanInfeasible) as refusal:
+        plan(380_000_000)
+    assert refusal.value.needed_bytes < 400_000_000
+    assert plan(refusal.value.needed_bytes).predicted_peak_bytes <= refusal.value.needed_bytes
