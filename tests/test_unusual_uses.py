@@ -232,7 +232,9 @@ def test_a_model_and_a_module_inside_of_it_are_not_both_enabled():
     lmswap.disable(model[1])
     lmswap.enable(model)
     lmswap.enable(model)  # again
-    with pytest.raises(OptionError, match=r"its module '0\.0' cannot both be .*: call lmswap\.disable on Sequential first"):
+    with pytest.raises(
+        OptionError, match=r"its module '0\.0' cannot both be .*: call lmswap\.disable on Sequential first"
+    ):
         lmswap.enable(model[0][0])
     lmswap.disable(model)
 

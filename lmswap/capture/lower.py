@@ -101,8 +101,9 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if not stack:
         return ""
-    path, _ = list(stack.values())[-1]  # "L['self'].encoder.0.conv": the first name is the frame's, not the model's
-    return sys.intern(re.sub(r"^[LG]\['\w+'\]\.?", "", path))
+    path, _ = list(stack.values())[-1]
+    # "L['self'].encoder.0.conv", or "L['fn'].__self__.encoder.0.conv" of a bound method: the frame's names come first.
+    return sys.intern(re.sub(r"^[LG]\['\w+'\](\.__self__)?\.?", "", path))
 
 
 def made_by(node: fx.Node, phase: str) -> str:

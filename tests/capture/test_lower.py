@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+import lmswap
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.capture.lower import lower_inference
 from lmswap.errors import CaptureError
@@ -233,6 +234,12 @@ def test_paths_begin_below_the_model_also_where_torch_itself_made_it():
     recording, _ = capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4))
     ops = recording.lowered[0].program.ops
     assert {op.module for op in ops if op.target != LOSS} == {"0", "1"}
+
+
+def test_paths_begin_below_an_enabled_model_whose_bound_forward_is_captured():
+    model = lmswap.enable(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Tanh()), budget="1GiB")
+    model(torch.randn(2, 4)).sum().backward()
+    assert {op.module for op in lmswap.program(model).ops if op.target != LOSS} == {"0.0", "1"}
 
 
 class Attention(nn.Module):
