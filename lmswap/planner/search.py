@@ -34,8 +34,8 @@ _SMALL = 1e-4
 # Steps of 8 ops need some hundred to some ten thousand states, 0.1 s at most.
 _MOST_EXACT_STATES = 50_000
 
-# A search ends in one of several local optima, of memory too: on the U-Net at 96³ the least budgets of two seeds are 10 %
-# apart.
+# A search ends in one of several local optima, of memory too: on the U-Net at 96³ the least budgets of two seeds are
+# 10 % apart.
 _SEEDS_BEFORE_REFUSAL = 4
 
 
