@@ -94,16 +94,6 @@ class StepMemory:
         return floor
 
     @cached_property
-    def unswappable_bytes(self) -> int:
-        """The most bytes that outputs, tangents and gradients occupy at once, under any plan."""
-        changes = np.zeros(len(self.program.ops) + 1, np.int64)
-        for buffer, live_range in self.ranges.items():
-            if not self.program.buffers[buffer].is_swappable:
-                changes[live_range.start] += self.program.buffers[buffer].nbytes
-                changes[live_range.stop] -= self.program.buffers[buffer].nbytes
-        return int(np.cumsum(changes).max())
-
-    @cached_property
     def op_starts(self) -> list[float]:
         """By position: seconds from the start of a step without stalls; the last is the end."""
         return list(accumulate(self.costs.seconds, initial=0.0))

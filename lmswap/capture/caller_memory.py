@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
+from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import LOSS, BufferKind, Program
 
 # Cross entropy holds its log-softmax, its gradient and the output's, all in fp32 also where the output is not.
 _ASSUMED_TENSORS, _LEAST_ITEM_BYTES = 3, 4
-
-
-class TensorPeak(Protocol):
-    """The part of `lmswap.hardware.memory.DeviceMemory` used here."""
-
-    def used_tensor_bytes(self) -> int:
-        """Return the bytes of tensors now."""
-
-    def peak_tensor_bytes(self) -> int:
-        """Return the highest value since `reset_tensor_peak`."""
-
-    def reset_tensor_peak(self) -> None:
-        """Start a new measurement."""
 
 
 def assumed_bytes(program: Program) -> int:
@@ -46,7 +33,7 @@ def assumed_bytes(program: Program) -> int:
 class LossMeter:
     """Measures, once per graph, from the end of its first forward to the start of the next segment."""
 
-    def __init__(self, memory: TensorPeak) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self._watched: int | None = None  # the graph whose forward ran last
         self._held_bytes = 0

@@ -15,7 +15,7 @@ import lmswap
 from lmswap.hardware.device import default_tier
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Tier
-from lmswap.reporting.text import format_seconds, print_result, render_text
+from lmswap.reporting.text import figure_table, format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
     from lmswap.cli import Commands
@@ -107,12 +107,9 @@ def _capacity_text(found: Survey, tier: Tier) -> str:
 
 
 def _rates_table(found: Survey) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("measured, GB/s", no_wrap=True)
-    for nbytes in _SHOWN_SIZES:
-        table.add_column(format_bytes(nbytes).replace(".00", ""), justify="right")
-    for how in ("both at once", "beside compute"):
-        table.add_column(f"{format_bytes(_SHOWN_SIZES[1]).replace('.00', '')}, {how}", justify="right")
+    sizes = [format_bytes(nbytes).replace(".00", "") for nbytes in _SHOWN_SIZES]
+    under_load = (f"{sizes[1]}, both at once", f"{sizes[1]}, beside compute")
+    table = figure_table("measured, GB/s", *sizes, *under_load, gap=3)
     for name, machine in found.machines.items():
         link = machine.tier(name).link
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):

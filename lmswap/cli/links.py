@@ -15,11 +15,9 @@ from lmswap.errors import LmswapError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.emulation import PRESETS, EmulatedLink
 from lmswap.ir.machine import Link
-from lmswap.reporting.text import print_result, render_text
+from lmswap.reporting.text import figure_table, print_result, render_text
 
 if TYPE_CHECKING:
-    import torch
-
     from lmswap.cli import Commands
     from lmswap.hardware.link import HostLink
     from lmswap.hardware.link_peak import PeakRate
@@ -41,13 +39,13 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the links of the default device and print them; return 2 if no tier is available."""
-    from lmswap.hardware.device import default_device, describe_device
+    from lmswap.hardware.device import default_device
     from lmswap.hardware.link_peak import peak_rates
-    from lmswap.hardware.measure import host_link
+    from lmswap.hardware.survey import survey
 
-    device = default_device()
-    name, link = str(describe_device(device)), host_link(device)
-    tiers, failures, peer = _measure(device, options.disk_directory)
+    device, found = default_device(), survey(options.disk_directory, with_device_tier=True)
+    tiers = {tier: machine.tier(tier).link for tier, machine in found.machines.items()}
+    failures = {f"{tier} tier": why for tier, why in found.failures.items()}
     peaks = None
     try:
         peaks = peak_rates(device) if device.type == "cuda" else None
@@ -56,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         data = {
             "schema": _SCHEMA,
-            "device": name,
-            "host_link": asdict(link),
-            "peer": peer,
+            "device": str(found.device),
+            "host_link": asdict(found.link),
+            "peer": found.peer,
             "peak": dict(zip(("out", "in"), map(asdict, peaks), strict=True)) if peaks else None,
             "tiers": {tier: asdict(measured) for tier, measured in tiers.items()},
             "failures": failures,
@@ -69,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         }
         print_result(json.dumps(data, indent=1))
     else:
-        print_result(links_text(name, link, peaks, tiers, failures, peer=peer))
+        print_result(links_text(str(found.device), found.link, peaks, tiers, failures, peer=found.peer))
     return 0 if tiers else 2
 
 
@@ -113,28 +111,11 @@ def links_text(
     return render_text(*parts)
 
 
-def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, Link], dict[str, str], str | None]:
-    """Return the measured links by tier, the reasons of failures by tier, and the path to the peer tier."""
-    from lmswap.hardware.measure import locate_tier, tier_capacity, tiers_to_try
-    from lmswap.hardware.peer import describe_peer
-    from lmswap.hardware.probe import measure_link
-
-    tiers: dict[str, Link] = {}
-    failures: dict[str, str] = {}
-    peer = None
-    for tier in tiers_to_try(device) + (("device",) if device.type == "cuda" else ()):
-        try:
-            where = locate_tier(device, tier, disk_directory if tier == "disk" else None)
-            tiers[tier] = measure_link(device, tier, where, tier_capacity(device, tier, where))
-            peer = describe_peer(device, where) if tier == "peer" else peer
-        except LmswapError as error:
-            failures[f"{tier} tier"] = str(error)
-    return tiers, failures, peer
-
-
 def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float) -> Table:
     """Rates of large plain copies, measured as by nvbandwidth."""
-    table = _table("as nvbandwidth\nmeasures, GB/s", "alone", "on paper", "share", "both at once", "beside compute")
+    table = figure_table(
+        "as nvbandwidth\nmeasures, GB/s", "alone", "on paper", "share", "both at once", "beside compute"
+    )
     table.add_column("compute keeps", justify="right")
     for label, peak in zip(("out to the host", "in from the host"), peaks, strict=True):
         paper = (
@@ -151,7 +132,7 @@ def _rates_table(tiers: dict[str, Link]) -> Table:
     """Rates of the engine's own copies, at all sizes measured for any tier."""
     sizes = sorted({nbytes for link in tiers.values() for nbytes, _ in link.out_rate.points})
     names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
-    table = _table("the engine's copies, GB/s", *names)
+    table = figure_table("the engine's copies, GB/s", *names)
     for tier, link in tiers.items():
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
             most = rate.points[-1][0]
@@ -162,7 +143,7 @@ def _rates_table(tiers: dict[str, Link]) -> Table:
 
 def _shares_table(tiers: dict[str, Link]) -> Table:
     """Shares of their speed that copies both ways, and copies and compute, keep when they overlap."""
-    table = _table("side by side", "both ways keep", "beside compute keep", "compute keeps")
+    table = figure_table("side by side", "both ways keep", "beside compute keep", "compute keeps")
     for tier, link in tiers.items():
         factors = (link.both_factor, link.busy_factor, link.compute_factor)
         table.add_row(f"{tier} tier", *map(_percent, factors))
@@ -170,7 +151,7 @@ def _shares_table(tiers: dict[str, Link]) -> Table:
 
 
 def _presets_table(found: dict[str, Link]) -> Table:
-    table = _table("known links, GB/s", "out", "in")
+    table = figure_table("known links, GB/s", "out", "in")
     table.add_column("can be emulated here by")
     for preset, wanted in PRESETS.items():
         tier = emulating_tier(wanted, found)
@@ -186,13 +167,6 @@ def _slower(tier: str, link: Link) -> str:
     return (
         f'- tier="{tier}": up to {_gigabytes(out)} GB/s out and {_gigabytes(into)} GB/s in, such as link="{half}GB/s".'
     )
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=not number)
-    return table
 
 
 def _gigabytes(bytes_per_second: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,8 @@ from lmswap.ir.timeline import Timeline
 from lmswap.planner import POLICIES
 from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
-from lmswap.reporting.page import check_can_write, write_page
+from lmswap.reporting.output_file import check_can_write
+from lmswap.reporting.page import ENDING, write_page
 from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--tier", choices=("host", "disk", "compressed", "peer"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
-    for moved in ("--ranks", "--network"):  # to benchmarks.distributed, which `run` names for one release
-        parser.add_argument(moved, help=argparse.SUPPRESS)
     parser.add_argument("--all-buffers", action="store_true", help="print all buffers, not the ten largest")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too")
@@ -70,12 +68,7 @@ def run(options: argparse.Namespace) -> int:
     from lmswap.analyze.memory import StepMemory
     from lmswap.planner import simulate
 
-    if options.ranks is not None or options.network is not None:
-        command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
-        raise OptionError(f"--ranks and --network have moved out of the package; in a checkout, run: {command}")
-    page = Path(options.html) if options.html else None
-    if page is not None:
-        check_can_write(page)
+    page = check_can_write(options.html, ENDING) if options.html else None
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
     program = read_described(options.program, Program.from_json)
     machine = read_described(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)

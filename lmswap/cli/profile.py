@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmswap.errors import OptionError
+from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.text import print_result
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if bool(command) == bool(options.read):
         raise OptionError(f"give a command or a file to read: {' '.join(_USAGE.split())}")
     for path in filter(None, (options.json, options.trace)):
-        if not Path(path).parent.is_dir():
-            raise OptionError(f"cannot write '{path}': folder '{Path(path).parent}' does not exist")
+        check_can_write(path)
     try:
         profile = _read(options) if options.read else _profile(options, command)
     except ScriptFailed as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from lmswap.errors import OptionError, VerificationError
+from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.text import print_result, render_text
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError(f"name a script: {' '.join(_USAGE.split())}")
     if not options.is_module and not Path(options.script[0]).is_file():
         raise OptionError(f"there is no script '{options.script[0]}'")
-    if options.json and not Path(options.json).parent.is_dir():
-        raise OptionError(f"cannot write '{options.json}': folder '{Path(options.json).parent}' does not exist")
+    if options.json:
+        check_can_write(options.json)
     script_code, models = _run_verified([*(["-m"] if options.is_module else []), *options.script])
     code = DIFFERS if any(model.num_differences for model in models) else script_code
     if code == 0 and (not any(model.is_complete for model in models) or any(m.not_beside_plain for m in models)):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lmswap.errors import TierError
 from lmswap.files import is_path
-from lmswap.ir.bytesize import format_bytes
 
 _libc = ctypes.CDLL(None)
 
@@ -51,19 +50,19 @@ def describe_directory(path: str, mountinfo: Path = Path("/proc/self/mountinfo")
     return Directory(path, filesystem, source, usage.total, usage.free)
 
 
-def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
+def swap_directory(directory: str | None = None) -> str:
     """The directory for swap files: ``directory``, else $LMSWAP_DISK_DIRECTORY, else the first suitable default.
 
     Defaults are the system's temporary directory (TMPDIR, usually /tmp) and /var/tmp, on disk where /tmp is not.
 
     Raises:
-        TierError: not a directory, not writable, in memory, or with less than ``needed_bytes`` free; the message says
-            which, for each directory tried.
+        TierError: not a directory, not writable, open to all users, or in memory; the message says which, for each
+            directory tried.
     """
     refusals = []
     directory = directory or os.environ.get("LMSWAP_DISK_DIRECTORY")
     for path in [directory] if directory else list(dict.fromkeys([_temporary_directory(), "/var/tmp"])):
-        refusal = _refusal(path, needed_bytes)
+        refusal = _refusal(path)
         if refusal is None:
             return path
         refusals.append(refusal)
@@ -83,17 +82,17 @@ def _temporary_directory() -> str:
         ) from error
 
 
-def _refusal(path: str, needed_bytes: int) -> str | None:
+def _refusal(path: str) -> str | None:
     """Why ``path`` cannot hold swap files; None if it can."""
     if not is_path(path):
         return f"'{path}' is not a path of UTF-8"
     try:
-        return _fault(path, needed_bytes)
+        return _fault(path)
     except OSError as error:
         return f"'{path}' cannot be used: {error.strerror}"
 
 
-def _fault(path: str, needed_bytes: int) -> str | None:
+def _fault(path: str) -> str | None:
     if not Path(path).is_dir():
         return f"'{path}' is not a directory"
     if not os.access(path, os.W_OK | os.X_OK):
@@ -103,8 +102,6 @@ def _fault(path: str, needed_bytes: int) -> str | None:
     found = describe_directory(path)
     if found.is_memory or _keeps_pages(path):
         return f"'{path}' is memory, not a disk ({found.filesystem})"
-    if found.free_bytes < needed_bytes:
-        return f"'{path}' has {format_bytes(found.free_bytes)} free, {format_bytes(needed_bytes)} are needed"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Survey of the machine for `lmswap doctor`; unavailable tiers are reported, not raised."""
+"""Survey of the machine for `lmswap doctor` and `links`; unavailable tiers are reported, not raised."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ class Survey:
     failures: dict[str, str]
 
 
-def survey(disk_directory: str | None = None) -> Survey:
-    """Measures the default device, its link and its tiers, ignoring the cache; takes one to ten seconds."""
+def survey(disk_directory: str | None = None, *, with_device_tier: bool = False) -> Survey:
+    """Measures the default device, its link and its tiers, ignoring the cache; takes one to ten seconds.
+
+    ``with_device_tier``: of a GPU also its spare memory, over which links can be emulated.
+    """
     import torch
 
     device = default_device()
     machines: dict[str, Machine] = {}
     failures: dict[str, str] = {}
     places: dict[str, str] = {}
-    for tier in tiers_to_try(device):
+    for tier in (*tiers_to_try(device), *["device"] * (with_device_tier and device.type == "cuda")):
         try:
             places[tier] = locate_tier(device, tier, disk_directory if tier == "disk" else None)
             machines[tier] = describe_machine(device, tier, places[tier], refresh=True)

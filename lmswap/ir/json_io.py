@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from lmswap.errors import OptionError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _Record = TypeVar("_Record")
+_Data = TypeVar("_Data", bound="DataclassInstance")
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:
@@ -60,3 +62,40 @@ def build_record(data: Any, schema: str, build: Callable[[Mapping[str, Any]], _R
         if isinstance(error, OptionError):
             raise
         raise OptionError(f"{what} is damaged: {type(error).__name__} {error}") from error
+
+
+def from_fields(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
+    """Builds a dataclass from parsed JSON, the inverse of `as_json`; a missing field takes its default.
+
+    Fields may be numbers, strings, enums and dataclasses, optional ones, and tuples and dicts of these.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: a field is missing or of another type.
+    """
+    known, readers = data.keys(), _readers(kind)
+    return kind(**{name: read(data[name]) for name, (read, is_needed) in readers.items() if is_needed or name in known})
+
+
+@cache
+def _readers(kind: type[DataclassInstance]) -> dict[str, tuple[Callable[[Any], Any], bool]]:
+    """By field of ``kind``: the function that reads it, and whether it has no default."""
+    hints = get_type_hints(kind)
+    return {
+        field.name: (_reader(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(kind)
+    }
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:  # X | None
+        read = _reader(arguments[0])
+        return lambda value: None if value is None else read(value)
+    readers = [_reader(argument) for argument in arguments if argument is not ...]
+    if origin is tuple and ... in arguments:
+        return lambda value: tuple(map(readers[0], value))
+    if origin is tuple:
+        return lambda value: tuple(read(part) for read, part in zip(readers, value, strict=True))
+    if origin is dict:
+        return lambda value: {readers[0](key): readers[1](part) for key, part in value.items()}
+    return partial(from_fields, hint) if isinstance(hint, type) and is_dataclass(hint) else hint

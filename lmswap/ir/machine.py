@@ -5,14 +5,13 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import MOST_BYTES
-from lmswap.ir.json_io import read_record
+from lmswap.ir.json_io import from_fields, read_record
 
 SCHEMA = "lmswap.machine/4"
 
@@ -50,11 +49,6 @@ class Rate:
     def constant(bytes_per_second: float, latency_seconds: float = 0.0) -> Rate:
         """A link of one speed: seconds(n) = latency + n / bytes_per_second."""
         return Rate(((1, latency_seconds + 1 / bytes_per_second), (2**40, latency_seconds + 2**40 / bytes_per_second)))
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> Rate:
-        """Reads a rate in JSON's types; raises KeyError, TypeError or ValueError if it is malformed."""
-        return Rate(tuple((int(nbytes), float(seconds)) for nbytes, seconds in record["points"]))
 
     @property
     def bytes_per_second(self) -> float:
@@ -245,37 +239,4 @@ class Machine:
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
         """
-        return read_record(text, SCHEMA, _machine, "machine description")
-
-
-def _machine(data: Mapping[str, Any]) -> Machine:
-    return Machine(
-        name=str(data["name"]),
-        device_bytes=int(data["device_bytes"]),
-        flops_per_second=float(data["flops_per_second"]),
-        bytes_per_second=float(data["bytes_per_second"]),
-        op_seconds=float(data["op_seconds"]),
-        tiers=tuple(_tier(record) for record in data["tiers"]),
-        host=None if data["host"] is None else _host(data["host"]),
-    )
-
-
-def _host(record: Mapping[str, Any]) -> Host:
-    return Host(float(record["op_seconds"]), float(record["copy_seconds"]))
-
-
-def _tier(record: Mapping[str, Any]) -> Tier:
-    link = record["link"]
-    return Tier(
-        name=str(record["name"]),
-        capacity_bytes=int(record["capacity_bytes"]),
-        link=Link(
-            out_rate=Rate.from_record(link["out_rate"]),
-            in_rate=Rate.from_record(link["in_rate"]),
-            both_factor=float(link["both_factor"]),
-            busy_factor=float(link["busy_factor"]),
-            compute_factor=float(link["compute_factor"]),
-        ),
-        ratio=float(record.get("ratio", 1.0)),
-        sample_bytes=None if record.get("sample_bytes") is None else int(record["sample_bytes"]),
-    )
+        return read_record(text, SCHEMA, partial(from_fields, Machine), "machine description")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -10,7 +9,7 @@ from typing import Any
 
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.certificate import Certificate
-from lmswap.ir.json_io import as_json, build_record, fields_of, read_record
+from lmswap.ir.json_io import as_json, build_record, fields_of, from_fields, read_record
 from lmswap.terminal import escape_controls
 
 SCHEMA = "lmswap.plan/1"
@@ -114,12 +113,6 @@ class Plan:
         bound_seconds = self.certificate.seconds if self.certificate else 0.0
         return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
-    @property
-    def reruns(self) -> tuple[Recompute, ...]:
-        """The former name of ``recomputes``, to be removed after one release."""
-        _warn_of_former_name("Plan.reruns", "Plan.recomputes")
-        return self.recomputes
-
     def acts_as(self, other: Plan) -> bool:
         """Whether both have the same swaps and recomputes."""
         return (self.swaps, self.recomputes) == (other.swaps, other.recomputes)
@@ -166,48 +159,4 @@ class Plan:
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
-    return Plan(
-        policy=str(data["policy"]),
-        budget_bytes=int(data["budget_bytes"]),
-        swaps=tuple(_swap(record) for record in data["swaps"]),
-        predicted_seconds=float(data["predicted_seconds"]),
-        predicted_peak_bytes=int(data["predicted_peak_bytes"]),
-        tier_bytes={str(tier): int(nbytes) for tier, nbytes in data["tier_bytes"].items()},
-        reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
-        recomputes=tuple(Recompute(int(record["op"]), int(record["position"])) for record in data["reruns"]),
-        certificate=None if data["certificate"] is None else _certificate(data["certificate"]),
-        is_optimal=bool(data.get("is_optimal", False)),  # files of earlier versions have none
-    )
-
-
-def _swap(record: Mapping[str, Any]) -> Swap:
-    return Swap(
-        buffer=int(record["buffer"]),
-        tier=str(record["tier"]),
-        offset=int(record["offset"]),
-        out_start=None if record["out_start"] is None else int(record["out_start"]),
-        release=int(record["release"]),
-        in_start=int(record["in_start"]),
-        first_use=int(record["first_use"]),
-    )
-
-
-def _certificate(record: Mapping[str, Any]) -> Certificate:
-    return Certificate(
-        seconds=float(record["seconds"]),
-        cuts=tuple(int(op) for op in record["cuts"]),
-        memory_prices=tuple(float(price) for price in record["memory_prices"]),
-        out_prices=tuple(float(price) for price in record["out_prices"]),
-        in_prices=tuple(float(price) for price in record["in_prices"]),
-    )
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Rerun":
-        _warn_of_former_name("lmswap.ir.plan.Rerun", "lmswap.ir.plan.Recompute")
-        return Recompute
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
-
-def _warn_of_former_name(former: str, name: str) -> None:
-    warnings.warn(f"{former} is now {name}; its former name will be removed", DeprecationWarning, stacklevel=3)
+    return from_fields(Plan, {**data, "recomputes": data["reruns"]})

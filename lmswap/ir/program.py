@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmswap.errors import CaptureError
 from lmswap.ir.fixed_memory import MOST_BYTES, FixedMemory
-from lmswap.ir.json_io import as_json, fields_of
+from lmswap.ir.json_io import as_json, fields_of, from_fields
 from lmswap.terminal import escape_controls
 
 if TYPE_CHECKING:
@@ -254,18 +253,7 @@ class Program:
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 found = data.get("schema") if isinstance(data, dict) else type(data).__name__
                 raise CaptureError(f"not a program file: expected schema '{SCHEMA}', found {found!r}")
-            return Program(
-                name=str(data["name"]),
-                ops=tuple(_op(record) for record in data["ops"]),
-                buffers=tuple(_buffer(record) for record in data["buffers"]),
-                values=tuple(_value(record) for record in data["values"]),
-                segments=tuple(
-                    Segment(int(r["graph"]), str(r["phase"]), int(r["start"]), int(r["stop"])) for r in data["segments"]
-                ),
-                # Files of earlier versions have neither.
-                fixed=_fixed(data["fixed"]) if data.get("fixed") else None,
-                scratch_bytes=tuple(int(nbytes) for nbytes in data.get("scratch_bytes", ())),
-            )
+            return from_fields(Program, data)
         except (json.JSONDecodeError, RecursionError) as error:
             raise CaptureError(f"not a program file: {error}") from error
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -284,39 +272,3 @@ class Program:
                 used = " ".join(f"%{b}" for b in op.reads)
                 lines.append(f"  {op.index:>5} {made} = {op.target}({used})  {op.source}".rstrip())
         return escape_controls("\n".join(lines))
-
-
-def _fixed(record: Mapping[str, Any]) -> FixedMemory:
-    return FixedMemory(**{field.name: int(record[field.name]) for field in fields(FixedMemory)})
-
-
-def _buffer(record: Mapping[str, Any]) -> Buffer:
-    # Files of earlier versions have no names.
-    return Buffer(int(record["id"]), int(record["nbytes"]), BufferKind(record["kind"]), str(record.get("name", "")))
-
-
-def _op(record: Mapping[str, Any]) -> Op:
-    return Op(
-        index=int(record["index"]),
-        name=str(record["name"]),
-        target=str(record["target"]),
-        source=str(record["source"]),
-        reads=tuple(int(b) for b in record["reads"]),
-        writes=tuple(int(b) for b in record["writes"]),
-        flops=int(record["flops"]),
-        is_view=bool(record["is_view"]),
-        is_repeatable=bool(record["is_repeatable"]),
-        module=str(record["module"]),
-    )
-
-
-def _value(record: Mapping[str, Any]) -> Value:
-    return Value(
-        id=int(record["id"]),
-        name=str(record["name"]),
-        buffer=int(record["buffer"]),
-        dtype=str(record["dtype"]),
-        shape=tuple(int(n) for n in record["shape"]),
-        stride=tuple(int(n) for n in record["stride"]),
-        offset=int(record["offset"]),
-    )

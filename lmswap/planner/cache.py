@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
-from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.json_io import as_json
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.json_io import as_json, from_fields
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
@@ -136,17 +136,11 @@ class PlanCache:
 
 
 def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
-    seconds = tuple(float(value) for value in data["seconds"])
-    scratch_bytes = tuple(int(value) for value in data["scratch_bytes"])
-    pieces = tuple(tuple(map(_piece, taken)) for taken in data["pieces"])
-    if not len(seconds) == len(scratch_bytes) == num_ops or len(pieces) not in (0, num_ops):
-        raise ValueError(f"costs of {len(seconds)}, {len(scratch_bytes)} and {len(pieces)} ops; there are {num_ops}")
-    return OpCosts(seconds, scratch_bytes, str(data["source"]), pieces)
-
-
-def _piece(data: Mapping[str, Any]) -> Piece:
-    result = data["result"]
-    return Piece(int(data["nbytes"]), None if result is None else int(result))
+    costs = from_fields(OpCosts, data)
+    lengths = len(costs.seconds), len(costs.scratch_bytes), len(costs.pieces)
+    if lengths[:2] != (num_ops, num_ops) or lengths[2] not in (0, num_ops):
+        raise ValueError("costs of {}, {} and {} ops; there are {}".format(*lengths, num_ops))
+    return costs
 
 
 def _of_no_capacity(machine: Machine) -> Machine:

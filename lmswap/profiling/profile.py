@@ -18,7 +18,7 @@ from lmswap.ir.timeline import Lane
 from lmswap.profiling.figures import CopyFigures, Figures, figures_of
 from lmswap.profiling.trace import Stall, Trace
 from lmswap.reporting.chrome import write_chrome_trace
-from lmswap.reporting.text import format_seconds, render_html, render_text
+from lmswap.reporting.text import Printable, figure_table, format_seconds
 
 SCHEMA = "lmswap.profile/1"
 _MOST_COLUMNS = 3  # of a table
@@ -26,7 +26,7 @@ _MOST_STALLS = 10  # printed; the JSON has all
 
 
 @dataclass
-class Profile:
+class Profile(Printable):
     """Figures of the profiled steps, a column per tool and device; prints as a table.
 
     ``title``: what was profiled; ``notes``: what was used in place of the requested tool. ``traces`` is empty while the
@@ -45,9 +45,12 @@ class Profile:
             WindowError: the profiled steps are not over.
             TraceError: a trace has no duration.
         """
+        return tuple(figures_of(trace.timeline) for trace in self._recorded())
+
+    def _recorded(self) -> tuple[Trace, ...]:
         if not self.traces:
             raise WindowError("there are no figures yet: the profiled steps are not over")
-        return tuple(figures_of(trace.timeline) for trace in self.traces)
+        return self.traces
 
     @property
     def is_valid(self) -> bool:
@@ -74,9 +77,10 @@ class Profile:
         """Write every trace as a process of one trace file, which Perfetto and chrome://tracing open.
 
         Raises:
-            OptionError: nothing to write yet, or a folder that does not exist.
+            OptionError: a folder that does not exist.
+            WindowError: the profiled steps are not over.
         """
-        write_chrome_trace(Path(path), [trace.timeline for trace in self.traces], about={"profiled": self.title})
+        write_chrome_trace(Path(path), [trace.timeline for trace in self._recorded()], about={"profiled": self.title})
 
     def __rich__(self) -> Group:
         """Return the profile's parts, for `rich.print`."""
@@ -96,21 +100,12 @@ class Profile:
         parts += [Text(f"{trace.tool}: {note}.") for trace in self.traces for note in trace.notes]
         return Group(*parts)
 
-    def __str__(self) -> str:
-        return render_text(self)
-
-    def _repr_html_(self) -> str:
-        return render_html(self)
-
     def __repr__(self) -> str:
         return f"<profile of {self.title}; print it, or see its fields>"
 
 
 def _table(columns: list[tuple[Trace, Figures]]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("", no_wrap=True)
-    for trace, _ in columns:
-        table.add_column(f"{trace.tool}\n{trace.device}", justify="right")
+    table = figure_table("", *(f"{trace.tool}\n{trace.device}" for trace, _ in columns), gap=3)
     rows: list[tuple[str, Callable[[Figures], str]]] = [
         ("steps", lambda f: str(f.num_steps)),
         ("step, median", lambda f: format_seconds(f.step_seconds)),

@@ -12,20 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmswap.errors import OptionError
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
+from lmswap.reporting.output_file import check_can_write
 
 
 def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, about: Mapping[str, str | int]) -> None:
     """Write ``timelines`` to ``path`` as one trace; ``about`` is stored in it as metadata.
 
     Raises:
-        OptionError: no timeline to write, or the folder does not exist.
+        OptionError: the folder does not exist.
     """
-    if not timelines:
-        raise OptionError("there is nothing to trace yet: run a training step first")
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
+    check_can_write(path)
     events = [event for pid, timeline in enumerate(timelines, start=1) for event in _events(pid, timeline)]
     trace = {
         "traceEvents": events,

@@ -15,7 +15,7 @@ from lmswap.ir.json_io import fields_of
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
-from lmswap.reporting.text import format_excess, format_longer, format_seconds, render_html, render_text
+from lmswap.reporting.text import Printable, figure_table, format_excess, format_longer, format_seconds
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 10  # of the printed table by default; `to_json` has all of them
@@ -24,7 +24,7 @@ _STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow", Decision.RECOMPUTE: "cyan
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Printable):
     """The decisions for one model, largest buffer first. Prints as a table of the ten largest, or of all.
 
     Iterate ``decisions`` for all of them.
@@ -61,12 +61,6 @@ class Explanation:
             parts += [Text(), Text(f"{smaller}; all_buffers=True or --all-buffers prints them.")]
         return Group(*parts)
 
-    def __str__(self) -> str:
-        return render_text(self)
-
-    def _repr_html_(self) -> str:
-        return render_html(self)
-
     def __repr__(self) -> str:
         return f"<explanation of {self.model}: {len(self.decisions)} decisions; print it, or see its fields>"
 
@@ -77,10 +71,7 @@ class Explanation:
         return json.dumps({"schema": SCHEMA, **record}, indent=1, default=fields_of)
 
     def _totals(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("in all")
-        table.add_column("buffers", justify="right")
-        table.add_column("bytes", justify="right")
+        table = figure_table("in all", "buffers", "bytes")
         for decision in Decision:
             rows = tuple(row for row in self.decisions if row.decision is decision)
             table.add_row(str(decision), str(len(rows)), format_bytes(_total_bytes(rows)))

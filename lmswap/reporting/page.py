@@ -13,13 +13,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import BufferDecision
+from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.picture import curve
 
+ENDING = ".html"
 MAX_BUFFERS = 120  # drawn, largest first: two screens
 # Limit per lane or curve, the largest with which the page has that many bytes; beyond it neighbours are merged.
 _MOST_SPANS, _MOST_BYTES = (4000, 2000, 1000, 500), 900_000
@@ -44,11 +45,9 @@ def write_page(
     """Write ``path``, an HTML file of less than 1 MB that needs no network; ``summary``: names and figures.
 
     Raises:
-        OptionError: nothing to draw yet, an ending that is not .html, or a folder that does not exist.
+        OptionError: an ending that is not .html, or a folder that does not exist.
     """
-    if not timelines:
-        raise OptionError("there is nothing to draw yet: run a training step first")
-    check_can_write(path)
+    check_can_write(path, ENDING)
     about = {"title": title, "summary": summary, "budget": budget_bytes}
     for most in _MOST_SPANS:
         # A browser may take any "<" for the end of the element that holds the data.
@@ -79,14 +78,6 @@ def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], mo
         "names": list(names),
         "buffers": [_buffer(row, seconds) for row in shown],
     }
-
-
-def check_can_write(path: Path) -> None:
-    """Raise OptionError if a page cannot be written to ``path``, as `write_page` would."""
-    if path.suffix.lower() != ".html":
-        raise OptionError(f"cannot write '{path}': the name must end in .html")
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
 
 
 def _largest(decisions: Sequence[BufferDecision]) -> list[BufferDecision]:

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.text import format_seconds
 
 if TYPE_CHECKING:
@@ -44,14 +44,9 @@ def write_picture(
     is sampled.
 
     Raises:
-        OptionError: no timeline to draw, an ending that is not .png, .svg or .pdf, or a folder that does not exist.
+        OptionError: an ending that is not .png, .svg or .pdf, or a folder that does not exist.
     """
-    if not timelines:
-        raise OptionError("there is nothing to draw yet: run a training step first")
-    if path.suffix.lower() not in ENDINGS:
-        raise OptionError(f"cannot draw '{path}': the name must end in one of {', '.join(ENDINGS)}")
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
+    check_can_write(path, *ENDINGS)
     import matplotlib
     from matplotlib.figure import Figure  # not pyplot: a report must not touch the user's own figures
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Group
 
+from lmswap.errors import OptionError
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
@@ -20,24 +21,18 @@ from lmswap.reporting.page import write_page
 from lmswap.reporting.picture import write_picture
 from lmswap.reporting.step import StepFigures
 from lmswap.reporting.summary import figures_of, summarize
-from lmswap.reporting.text import render_html, render_text
+from lmswap.reporting.text import Printable
 
 SCHEMA = "lmswap.report/3"
 
 
 @dataclass(frozen=True, repr=False)
-class Report(StepFigures):
+class Report(Printable, StepFigures):
     """A step's figures, as text, in a notebook, and as JSON, picture, page or trace."""
 
     def __rich__(self) -> Group:
         """Return the report's parts, for `rich.print`."""
         return summarize(self)
-
-    def __str__(self) -> str:
-        return render_text(self)
-
-    def _repr_html_(self) -> str:
-        return render_html(self)
 
     def __repr__(self) -> str:
         return f"<report of {self.model} after {self.steps} steps; print it, or see its fields>"
@@ -58,7 +53,7 @@ class Report(StepFigures):
         """Draw memory over time and what ran on each lane, predicted above measured, as .png, .svg or .pdf.
 
         Raises:
-            OptionError: nothing to draw yet, an unknown ending, or a folder that does not exist.
+            OptionError: no step has run yet, an unknown ending, or a folder that does not exist.
         """
         title = f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}"
         peaks = {"predicted": self.predicted_peak_bytes, "measured": self.measured_peak_bytes}
@@ -70,7 +65,7 @@ class Report(StepFigures):
         It is one file, and needs no network.
 
         Raises:
-            OptionError: nothing to draw yet, an ending that is not .html, or a folder that does not exist.
+            OptionError: no step has run yet, an ending that is not .html, or a folder that does not exist.
         """
         write_page(
             Path(path),
@@ -85,14 +80,17 @@ class Report(StepFigures):
         """Write both timelines in the trace event format, which Perfetto and chrome://tracing open.
 
         Raises:
-            OptionError: nothing to write yet, or a folder that does not exist.
+            OptionError: no step has run yet, or a folder that does not exist.
         """
         write_chrome_trace(
             Path(path), self._timelines(), about={"model": self.model, "budget_bytes": self.budget_bytes}
         )
 
     def _timelines(self) -> tuple[Timeline, ...]:
-        return tuple(timeline for timeline in (self.predicted, self.measured) if timeline is not None)
+        found = tuple(timeline for timeline in (self.predicted, self.measured) if timeline is not None)
+        if not found:
+            raise OptionError("there is no timeline of a step yet: run a training step first")
+        return found
 
 
 def make_report(

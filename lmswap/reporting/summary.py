@@ -13,7 +13,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision
 from lmswap.ir.timeline import Lane
 from lmswap.reporting.step import StepFigures
-from lmswap.reporting.text import format_error, format_longer, format_seconds
+from lmswap.reporting.text import figure_table, format_error, format_longer, format_seconds
 
 _NOT_YET = "not yet measured"
 
@@ -162,10 +162,7 @@ def _emulation(step: StepFigures) -> str:
 
 
 def _figures(step: StepFigures) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("")
-    for heading in ("predicted", "measured", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = figure_table("", "predicted", "measured", "error", gap=3)
     predicted = step.predicted
     out, in_, stall = (
         (predicted.lane_bytes(Lane.OUT), predicted.lane_bytes(Lane.IN), predicted.lane_seconds(Lane.STALL))

@@ -7,6 +7,7 @@ import sys
 from typing import TextIO
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from lmswap.terminal import escape_controls
 
@@ -32,6 +33,28 @@ def render_html(*parts: RenderableType) -> str:
     for part in parts:
         console.print(part, highlight=False, markup=False)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.25">{code}</pre>')
+
+
+class Printable:
+    """Base of results that print as text, and show as HTML in a notebook."""
+
+    def __rich__(self) -> RenderableType:
+        """Return the result's parts, for `rich.print`."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def _repr_html_(self) -> str:
+        return render_html(self)
+
+
+def figure_table(*headings: str, gap: int = 2) -> Table:
+    """Return an empty table of figures: names in the first column, numbers to the right in the others."""
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number)
+    return table
 
 
 def format_seconds(seconds: float) -> str:

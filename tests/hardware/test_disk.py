@@ -90,11 +90,11 @@ def test_var_tmp_replaces_a_temporary_directory_in_memory(kinds, monkeypatch, tm
 
 def test_when_none_will_do_the_error_names_each_with_its_reason(kinds, monkeypatch, tmp_path):
     monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: str(tmp_path))
-    kinds[str(tmp_path)], kinds["/var/tmp"] = ("ramfs", 0), ("ext4", 3 * MIB)
+    kinds[str(tmp_path)], kinds["/var/tmp"] = ("ramfs", 0), ("tmpfs", 0)
     with pytest.raises(TierError) as caught:
-        disk.swap_directory(needed_bytes=50 * MIB)
+        disk.swap_directory()
     assert f"'{tmp_path}' is memory, not a disk (ramfs)" in str(caught.value)
-    assert "'/var/tmp' has 3.00 MiB free, 50.00 MiB are needed" in str(caught.value)
+    assert "'/var/tmp' is memory, not a disk (tmpfs)" in str(caught.value)
     assert "disk_directory=" in str(caught.value)
 
 

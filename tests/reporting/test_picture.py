@@ -35,7 +35,7 @@ def test_the_users_own_figures_are_left_alone(tmp_path):
 
 
 def test_unknown_suffixes_missing_folders_and_empty_pictures_are_refused(tmp_path):
-    with pytest.raises(OptionError, match=r"must end in one of \.png, \.svg, \.pdf"):
+    with pytest.raises(OptionError, match=r"must end in \.png or \.svg or \.pdf"):
         report().plot(tmp_path / "step.bmp")
     with pytest.raises(OptionError, match=r"folder '.*missing' does not exist"):
         report().plot(tmp_path / "missing" / "step.png")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
 
 from lmswap.errors import OptionError
-from lmswap.ir.json_io import read_record
+from lmswap.ir.json_io import from_fields, read_record
 from lmswap.ir.machine import Rate
 
 SCHEMA = "lmswap.network/2"
@@ -60,21 +59,7 @@ class Network:
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
         """
-        return read_record(text, SCHEMA, _network, "network description")
-
-
-def _network(data: Mapping[str, Any]) -> Network:
-    between = data["between_nodes"]
-    return Network(
-        name=str(data["name"]),
-        ranks_per_node=int(data["ranks_per_node"]),
-        ranks_per_host_link=int(data["ranks_per_host_link"]),
-        algorithm=str(data["algorithm"]),
-        within_node=Rate.from_record(data["within_node"]),
-        between_nodes=None if between is None else Rate.from_record(between),
-        busy_factor=float(data["busy_factor"]),
-        compute_factor=float(data["compute_factor"]),
-    )
+        return read_record(text, SCHEMA, partial(from_fields, Network), "network description")
 
 
 # Published rates. Neither latencies nor the contention of sums and compute were published with them, so they are left

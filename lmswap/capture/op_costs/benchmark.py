@@ -21,8 +21,9 @@ from lmswap.capture.lower import is_foreign, source_line, tensors
 from lmswap.capture.numerics.random_ops import is_random
 from lmswap.capture.op_costs.allocation_trace import trace_allocations
 from lmswap.capture.op_costs.synthetic_inputs import Examples, has_no_tensor_results, seed_ops
-from lmswap.capture.op_costs.trials import ScratchMeter, Trial, time_on_cpu, time_on_gpu
+from lmswap.capture.op_costs.trials import Trial, time_on_cpu, time_on_gpu
 from lmswap.errors import CaptureError, DriverError
+from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.arena_layout import SMALL_BYTES
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
@@ -59,7 +60,7 @@ class OpProfiler:
     def __init__(
         self,
         device: torch.device,
-        meter: ScratchMeter,
+        meter: DeviceMemory,
         estimate: Callable[[Program], OpCosts],
         note: Callable[[str], None] = _log.info,
     ) -> None:

@@ -11,11 +11,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from lmswap.capture.lower import tensors
+from lmswap.hardware.memory import DeviceMemory
 from lmswap.verify.bitwise import bitwise_equal
 
 # First runs also pay for the first access to memory: on two cores of a virtual machine the backward of a convolution at
@@ -28,25 +29,6 @@ _MOST_FILLS = 64  # before a launch: 2 ms of an H100; an op that waits for the d
 _HOST_MARGIN = 3  # factor on the host's measured time
 
 
-class ScratchMeter(Protocol):
-    """Measures how far a device's memory rises above what is held now."""
-
-    def used_tensor_bytes(self) -> int:
-        """Return the bytes of tensors now."""
-
-    def peak_tensor_bytes(self) -> int:
-        """Return the highest value since `reset_tensor_peak`."""
-
-    def reset_tensor_peak(self) -> None:
-        """Start a new measurement."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has run all queued work."""
-
-    def trim(self) -> None:
-        """Free memory cached for reuse."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """The results of an op's runs."""
@@ -57,7 +39,7 @@ class Trial:
     repeats: bool  # results were bitwise identical each time; assumed on a CPU
 
 
-def time_on_cpu(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
+def time_on_cpu(run: Callable[[], Any], meter: DeviceMemory) -> Trial:
     """Run an op on the CPU twice, and a third time if the second was faster and short."""
     best, scratch = float("inf"), 0
     made: list[torch.Tensor] = []
@@ -78,7 +60,7 @@ def time_on_cpu(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
 
 
 def time_on_gpu(
-    run: Callable[[], Any], meter: ScratchMeter, device: torch.device, *, compared: Callable[[torch.Tensor], bool]
+    run: Callable[[], Any], meter: DeviceMemory, device: torch.device, *, compared: Callable[[torch.Tensor], bool]
 ) -> Trial:
     """Run an op on a GPU: to warm up, for its memory, in another thread, and then for its time.
 

@@ -6,8 +6,7 @@ have no table that names the kinds of memory.
 
 from __future__ import annotations
 
-from lmswap.ir.timeline import Lane
-from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace
+from lmswap.profiling.readers.raw import RawTrace
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
@@ -43,20 +42,7 @@ def _read_copies(tables: Tables, raw: RawTrace) -> None:
         kind for kind, label in tables.mapping("ENUM_CUDA_MEM_KIND", "id", "label").items() if label == "Pageable"
     } or {_PAGEABLE}
     columns, optional = ("start", "end", "bytes", "copyKind"), ("srcKind", "dstKind", "deviceId")
-    for start, end, nbytes, kind, source, target, device in tables.rows(
-        "CUPTI_ACTIVITY_KIND_MEMCPY", columns, optional
-    ):
-        if kind not in IN_KINDS | OUT_KINDS:
-            continue
-        is_in = kind in IN_KINDS
-        raw.copy(
-            int(device or 0),
-            Lane.IN if is_in else Lane.OUT,
-            int(start),
-            int(end),
-            int(nbytes),
-            is_pageable=(source if is_in else target) in pageable,
-        )
+    raw.copies(tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns, optional), pageable)
 
 
 def _device_names(tables: Tables) -> dict[int, str]:

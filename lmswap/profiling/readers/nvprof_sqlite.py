@@ -5,8 +5,7 @@ The format: CUPTI's activity records, a table for each kind (cupti_activity.h); 
 
 from __future__ import annotations
 
-from lmswap.ir.timeline import Lane
-from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace
+from lmswap.profiling.readers.raw import RawTrace
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
@@ -30,17 +29,7 @@ def read(tables: Tables) -> tuple[Trace, ...]:
         for start, end, name, device in tables.rows(table, ("start", "end", "name", "deviceId")):
             raw.kernel(int(device), str(strings.get(name, "kernel")), int(start), int(end))
     columns = ("start", "end", "bytes", "copyKind", "srcKind", "dstKind", "deviceId")
-    for start, end, nbytes, kind, source, target, device in tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns):
-        if kind in IN_KINDS | OUT_KINDS:
-            is_in = kind in IN_KINDS
-            raw.copy(
-                int(device),
-                Lane.IN if is_in else Lane.OUT,
-                int(start),
-                int(end),
-                int(nbytes),
-                is_pageable=(source if is_in else target) == _PAGEABLE,
-            )
+    raw.copies(tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns), {_PAGEABLE})
     _read_ranges(tables, raw, strings)
     return raw.traces()
 

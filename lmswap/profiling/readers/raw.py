@@ -8,8 +8,9 @@ step N", "ProfilerStep#N", "step N", "iteration N" or "batch N" are steps; witho
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lmswap.errors import TraceError
 from lmswap.ir.timeline import Lane, Span, Step
@@ -29,8 +30,7 @@ _NO_KERNELS = "no kernel was recorded, so figures of compute are missing"
 _COLLECTIVE = re.compile(r"nccl(Dev)?Kernel")
 
 # CUpti_ActivityMemcpyKind, in nsys too. Arrays on the device count as device.
-IN_KINDS = frozenset({1, 3})
-OUT_KINDS = frozenset({2, 4})
+_LANE_OF_KIND = {1: Lane.IN, 2: Lane.OUT, 3: Lane.IN, 4: Lane.OUT}
 
 
 class _Row(NamedTuple):
@@ -59,6 +59,17 @@ class RawTrace:
     def copy(self, device: int, lane: Lane, start: int, end: int, nbytes: int, *, is_pageable: bool) -> None:
         """Add a copy between host and device."""
         self._add(device, _Row(lane, f"copy {lane}", start, end, nbytes, is_pageable))
+
+    def copies(self, rows: Iterable[tuple[Any, ...]], pageable: Container[int]) -> None:
+        """Add CUPTI's copies: start, end, bytes, kind, memory kinds of source and target, device.
+
+        ``pageable`` holds the kinds of pageable memory; copies within a device and between devices are omitted.
+        """
+        for start, end, nbytes, kind, source, target, device in rows:
+            lane = _LANE_OF_KIND.get(kind)
+            if lane is not None:
+                is_pageable = (source if lane is Lane.IN else target) in pageable
+                self.copy(int(device or 0), lane, int(start), int(end), int(nbytes), is_pageable=is_pageable)
 
     def range(self, name: str, start: int, end: int) -> None:
         """Add a named range of the host, which may be a step."""
