@@ -56,7 +56,7 @@ class Runner:
     """Trains on the first subjects of the data; ``folder`` takes synthetic subjects, cubes and logs."""
 
     def __init__(self, settings: Settings, folder: Path, console: Console) -> None:
-        """Makes the subjects where no data is given.
+        """Find the subjects, or make synthetic ones in ``folder``, which gets cubes and logs, too.
 
         Raises:
             DataError: the scans cannot be used.
@@ -71,9 +71,13 @@ class Runner:
     def configuration(
         self, size: int, policy: str | None, *, is_planned: bool = False, **changes: Any
     ) -> Configuration:
-        """One training of ``size`` by ``policy``, without a budget unless ``changes`` give one.
+        """Return the configuration of one training.
 
-        ``is_planned`` says that the same was trained before: its plan comes from the cache and is the last one.
+        Args:
+            size: voxels along a side.
+            policy: None: plain torch, without lmswap.
+            is_planned: the same was trained before, so that its final plan comes from the cache.
+            changes: other fields of `Configuration`, such as ``budget_bytes``, which is None otherwise.
         """
         settings = self.settings
         subjects = self.subjects[:MAX_SUBJECTS]
@@ -96,13 +100,13 @@ class Runner:
         return replace(plain, **changes)
 
     def attempt(self, configuration: Configuration, runs: list[Run], failures: list[Failure]) -> Run | None:
-        """Runs one configuration; what comes of it goes to ``runs`` or ``failures``."""
+        """Run one configuration, append the outcome to ``runs`` or ``failures``, and return the run, if it finished."""
         known = len(runs)
         self.compare([Trial(configuration, runs, failures)], needed_bytes=0)
         return runs[-1] if len(runs) > known else None
 
     def compare(self, trials: Sequence[Trial], needed_bytes: int) -> None:
-        """Runs the trials, in turns where there are ``needed_bytes`` of memory for all of them at once."""
+        """Run the trials and append each outcome to its runs or failures; see `run_compared` for ``needed_bytes``."""
         with ProgressView(self.console) as view:
             configurations = [trial.configuration for trial in trials]
             outcomes = run_compared(configurations, self._folder / "logs", view.on_event, needed_bytes)
@@ -118,7 +122,14 @@ class Runner:
     def run_together(
         self, configurations: Sequence[Configuration], environments: Sequence[Mapping[str, str]]
     ) -> tuple[Run, ...]:
-        """Lets all of them train at once; they warm up one by one, so that no plan is made from times beside others.
+        """Train all configurations at once, after each has warmed up alone, so that no plan is made from shared times.
+
+        Args:
+            configurations: one for each process.
+            environments: the variables added to ours, by configuration.
+
+        Returns:
+            The runs, in the order of the configurations.
 
         Raises:
             RunFailed: one did not finish, so the others did not compete with it; they are ended.

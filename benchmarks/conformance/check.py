@@ -103,7 +103,17 @@ class Finding:
 
 
 def check_all(trials: Iterator[Trial], path: str, policies: Sequence[str], memory: TensorMemory) -> Iterator[Finding]:
-    """Checks trials group by group, the first by all policies, the others by the first of these."""
+    """Check trials group by group, the first by all policies, the others by the first of these.
+
+    Args:
+        trials: models with their inputs; those of a group are trained together, and apart where that fails.
+        path: one of `PATHS`: captured graphs or saved-tensor hooks.
+        policies: names of policies that swap or recompute.
+        memory: counts the bytes of tensors.
+
+    Yields:
+        A finding for each group that passes together, else for each of its trials.
+    """
     initialize_mkl()
     for number, group in enumerate(groups(trials)):
         tried = policies if number == 0 else policies[:1]
@@ -140,7 +150,7 @@ def _check_group(trials: list[Trial], path: str, policies: Sequence[str], memory
 
 
 def check(trial: Trial, path: str, policies: Sequence[str], memory: TensorMemory) -> Finding:
-    """Trains the trial in all ways and compares."""
+    """Train the trial plainly, unswapped and by each policy, and compare; arguments as of `check_all`."""
     plain = _plain(trial, memory)
     if isinstance(plain, Finding):
         return plain

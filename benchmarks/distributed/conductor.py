@@ -51,6 +51,7 @@ class Group:
     """The side of who started it: a torchrun that has warmed up, and waits. To be used in a ``with`` statement."""
 
     def __init__(self, launcher: Launcher, recipe: str, ranks: int, options: Sequence[str]) -> None:
+        """Start ``recipe`` on ``ranks`` processes of this machine, with its ``options`` of the command line."""
         self._what = f"{recipe} on {ranks} rank(s)"
         self._folder = tempfile.TemporaryDirectory()
         self._record = Path(self._folder.name) / "results.json"
@@ -116,6 +117,15 @@ def compare_in_turns(
 
     A budget that is a share is one of what the first of them take, and the same bytes for the others: more ranks hold
     more, and steps compare where budgets do.
+
+    Args:
+        launcher: starts the processes.
+        models: names of models of the recipe `efficiency`.
+        ranks: the numbers of ranks, which take their steps in turn.
+        options: of the recipe's command line.
+
+    Yields:
+        The joined results of each model.
 
     Raises:
         RanksFailed: some did not finish.

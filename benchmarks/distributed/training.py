@@ -79,7 +79,16 @@ def make_resnet50(classes: int) -> nn.Module:
 def train(
     settings: Settings, ranks: Ranks, say: Callable[[str], None], make_network: MakeNetwork = make_resnet50
 ) -> Point:
-    """Trains until the epochs are done, from the checkpoint on if there is one; ``say`` hears of each epoch.
+    """Train as one of the ranks until the epochs are done, from the checkpoint on if there is one.
+
+    Args:
+        settings: of the training.
+        ranks: the processes that train together.
+        say: called with a line about each epoch.
+        make_network: makes the network for a number of classes.
+
+    Returns:
+        The figures of this number of ranks.
 
     Raises:
         DataError: the images cannot be used, or the checkpoint is of another training or not the same on all ranks.

@@ -36,7 +36,12 @@ _REFUSAL = f"{PlanInfeasible.__module__}.{PlanInfeasible.__name__}:"
 
 
 def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
-    """Trains on a card of the budget, or plainly on all there is, and says what the allocator did in each step."""
+    """Train on a card of ``budget_bytes``, or plainly on the whole card if that is None.
+
+    Returns:
+        Losses and a digest of the weights; by step its seconds, reserved and tensor bytes, and the allocator's retries;
+        and the bytes in use between steps.
+    """
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # which has no part in the bits
     torch.manual_seed(0)
@@ -65,7 +70,16 @@ def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
 
 
 def study(names: Sequence[str], known: Sequence[Mapping[str, Any]], *, are_small: bool) -> Iterator[dict[str, Any]]:
-    """All runs of the named networks, each in a process of its own; of the ``known`` ones only what failed."""
+    """Run the named networks under all budgets, each in a process of its own.
+
+    Args:
+        names: networks of `benchmarks.first_hour.networks`.
+        known: the runs of an earlier call, of which only failed ones are repeated.
+        are_small: whether the networks are those for an emulated GPU.
+
+    Yields:
+        Each run with its figures, or its error.
+    """
     ended = {(run["network"], run["share"]): dict(run) for run in known if not has_failed(run)}
     for name in names:
         plain = ended.get((name, None)) or {"network": name, "share": None, **_fresh(name, None, are_small=are_small)}

@@ -36,7 +36,12 @@ class Choice:
 
 
 def run_model(choice: Choice, model: str) -> Iterator[Outcome]:
-    """Runs the reference first; what does not fit or breaks is an outcome too."""
+    """Train ``model`` in all chosen ways and under all budgets, after the reference without any.
+
+    Yields:
+        The outcome of each cell, compared with a reference measured in the same minutes; what does not fit or breaks
+        is an outcome too.
+    """
     (reference,) = run_in_turns([Cell(model, choice.size, choice.device, REFERENCE, None, None)])
     yield _compared(reference, reference)
     if reference.peak_bytes is None:

@@ -66,9 +66,18 @@ def replay(
     policies: Sequence[str],
     effort: int = 1,
 ) -> Iterator[Outcome]:
-    """Plans every program for every machine of its number type, at every budget, with every policy or baseline.
+    """Plan every program for every machine of its number type, at every budget, with every policy or baseline.
 
-    Another ``effort`` than 1 is for policy auto; see `lmswap.planner.portfolio.plan_auto`.
+    Args:
+        programs: names of stored programs.
+        machines: names of stored machines.
+        budget_percents: budgets as percentages of a program's unplanned peak; programs of many ops have one of their
+            own.
+        policies: names of policies and of baselines.
+        effort: how many times as long as usual policy auto searches; 1 for other policies.
+
+    Yields:
+        The outcome of each case; a refused plan is one, too.
     """
     for program_name in programs:
         program = load_program(program_name)
@@ -83,7 +92,7 @@ def replay(
 
 
 def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -> Outcome:
-    """Plans one case."""
+    """Plan one case of ``program`` on ``machine``; see `replay`."""
     costs = roofline(program, machine)
     budget_bytes = StepMemory(program, costs).peak.nbytes * case.budget_percent // 100
     limits: dict[str, Any] = {

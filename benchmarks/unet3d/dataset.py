@@ -57,10 +57,20 @@ def make_data(folder: Path, count: int) -> list[str]:
 def prepare_data(
     root: Path, size: int, cache: Path, on_subject: OnSubject, *, names: Collection[str] | None = None
 ) -> DataSet:
-    """Brings the subjects of ``names`` under ``root`` (None: all) into the cache as cubes of ``size``.
+    """Bring subjects into the cache as cubes.
 
     That reads each subject once and finds its faults; a cube that is in the cache was read before, and scans that
-    changed since have another cube. ``on_subject`` hears how many of how many are done.
+    changed since have another cube.
+
+    Args:
+        root: the folder of the subjects, in BraTS' layout.
+        size: voxels along a side of a cube.
+        cache: the folder of the cubes.
+        on_subject: called before each subject with the number done and the number of all.
+        names: the subjects; None: all under ``root``.
+
+    Returns:
+        The cubes by subject, and the damaged subjects with their faults.
 
     Raises:
         DataError: no subjects there, not all of ``names``, or none that can be used.

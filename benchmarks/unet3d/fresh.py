@@ -87,9 +87,16 @@ class FreshRun:
 def warmed_up(
     configuration: Configuration, logs: Path, on_event: OnEvent, environment: Mapping[str, str] | None = None
 ) -> Iterator[FreshRun]:
-    """Begins a run and waits until it has warmed up; kills it if it has not ended in the end.
+    """Start a run in a process of its own and wait until it has warmed up; it is killed at exit unless it has ended.
 
-    ``environment`` is added to ours.
+    Args:
+        configuration: what is run.
+        logs: the folder for its settings and its output.
+        on_event: called with the configuration and each event of the process.
+        environment: variables added to ours.
+
+    Yields:
+        The run, which waits to be continued by `take_turn` or `finish`; if it ended before, `finish` raises why.
     """
     logs.mkdir(parents=True, exist_ok=True)
     stem = logs / f"{configuration.size}-{configuration.kind}"
@@ -132,11 +139,19 @@ def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Ru
 def run_compared(
     configurations: Sequence[Configuration], logs: Path, on_event: OnEvent, needed_bytes: float
 ) -> list[Run | Failure]:
-    """Runs what is to be compared, each in a process of its own, and returns what came of each.
+    """Run what is to be compared, each in a process of its own.
 
     Several take their timed steps in turn, so that all see the same minutes: that is for a CPU, whose speed changes
-    with what its neighbours do. On a GPU, and where there are no ``needed_bytes`` of memory for all of them at once,
-    they run one after another.
+    with what its neighbours do. On a GPU they run one after another.
+
+    Args:
+        configurations: the runs.
+        logs: the folder for settings and output.
+        on_event: called with the configuration and each event of its process.
+        needed_bytes: main memory for all at once; where less is available they run one after another.
+
+    Returns:
+        The run or the failure of each configuration, in order.
     """
     is_on_cpu = all(configuration.device == "cpu" for configuration in configurations)
     if len(configurations) == 1 or not is_on_cpu or needed_bytes > read_host_memory().available_bytes:

@@ -40,7 +40,14 @@ def _head(kind: Head, channels_in: int, labels: int) -> nn.Module:
 
 
 class EncoderLevel(nn.Module):
-    """One level down: a convolution that halves the side (not at the top), plus its residual context."""
+    """One level down: a convolution that halves the side (not at the top), plus its residual context.
+
+    Args:
+        channels_in: of its input.
+        channels_out: of its output.
+        stride: of the convolution: 2, or 1 at the top.
+        dropout: the probability with which a channel of the context is zeroed.
+    """
 
     def __init__(self, channels_in: int, channels_out: int, *, stride: int, dropout: float) -> None:
         super().__init__()
@@ -78,6 +85,10 @@ class UNet3d(nn.Module):
     "Deep supervision" here means that the heads of three levels are summed into one output; there is no second loss.
 
     Args:
+        modalities: channels of the scans.
+        labels: channels of the output.
+        base_filters: channels of the top level, doubled at each level down.
+        dropout: the probability with which a channel of an encoder's context is zeroed.
         head: "conv", a plain 1x1x1 convolution (8 269 561 parameters with the defaults), or "block", with
             normalisation and activation as the case study ran it (8 269 579).
     """

@@ -88,10 +88,18 @@ def run(
     wait_for_start: Callable[[], object] = lambda: None,
     share: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Run:
-    """Trains ``configuration.steps`` steps and measures them; ``wait_for_start`` is called when timed ones may begin.
+    """Train ``configuration.steps`` steps and measure them.
 
     Everything that training needs but a step does not make (cubes, weights) is in memory before the first reading.
-    ``share`` wraps the model that is trained where several processes train it together.
+
+    Args:
+        configuration: what is trained, how, and where.
+        emit: gets each event: phases, steps, and what is measured in them.
+        wait_for_start: called after the warm-up steps; timed ones begin when it returns.
+        share: wraps the model, where several processes train it together.
+
+    Returns:
+        Seconds and losses by step, peaks in bytes, and lmswap's report if the configuration has a policy.
     """
     device = torch.device(configuration.device)
     if configuration.threads is not None:

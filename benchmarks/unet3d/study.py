@@ -95,6 +95,14 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     run that fails is kept as a failure, and the rest goes on. The runs of a size take their steps in turn where
     `run_compared` can; a plain one is part of that once another has shown what it will take.
 
+    Args:
+        settings: sizes, steps, budget, device, and the folder of data, cubes and logs.
+        on_event: called with the configuration of a run and each event of its process.
+        command: the command line, stored with the results.
+
+    Returns:
+        The runs and failures, with the machine that they were measured on.
+
     Raises:
         DataError: the scans cannot be used.
     """

@@ -131,10 +131,18 @@ def train(
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[Epoch]:
-    """Trains until the epochs are done or the validation loss stops falling; resumes where an earlier call ended.
+    """Train until the epochs are done or the validation loss stops falling; resumes where an earlier call ended.
 
-    ``settings.output`` holds the checkpoint, the weights of the epoch with the lowest validation loss, and the log.
-    ``on_event`` hears of "start", "step", "validation" and "epoch".
+    Args:
+        settings: of the training; its folder ``output`` holds the checkpoint, the weights of the epoch with the lowest
+            validation loss, and the log.
+        data: the cubes.
+        split: the names of the subjects for training and for validation.
+        on_event: called with a dictionary for each "start", "step", "validation" and "epoch", its "event".
+        checkpoint_seconds: the time between two checkpoints within an epoch.
+
+    Returns:
+        All epochs so far, those of earlier calls included.
 
     Raises:
         DataError: the folder holds another training, or is in use.

@@ -96,6 +96,7 @@ class Arena:
     """Device memory in which the tensors of a step get their planned offsets."""
 
     def __init__(self, device: torch.device) -> None:
+        """``device`` is a GPU; nothing is allocated before `resize` and the first segment."""
         self.device = device
         self._process = os.getpid()
         self._current_stream = current_stream_of(device)
@@ -131,7 +132,7 @@ class Arena:
         return int(memory_stats(self.device.index or 0)["segment"]["all"]["freed"])
 
     def resize(self, nbytes: int) -> None:
-        """Set the least size of the arena, whatever scripts need; it takes effect as soon as the arena is empty."""
+        """Set the least size of the arena in bytes, whatever scripts need; effective as soon as the arena is empty."""
         self._least_bytes = nbytes
         if nbytes > self.nbytes or not self._base:
             self._reallocate()
@@ -184,8 +185,13 @@ class Arena:
     def segment(self, script: Script, *, adds_up: bool = False) -> Iterator[None]:
         """Run a segment; what it allocates within `allocating` gets its planned offsets while these are free.
 
-        On another stream than the step's first segment the allocator chooses. Results returned before its end stay
-        allocated, or, with ``adds_up``, are accumulated into others and free again.
+        On another stream than the step's first segment the allocator chooses; so it does from the first planned extent
+        on that is occupied, which `num_unplaced` counts.
+
+        Args:
+            script: the openings of this run; computed moves are cached in it.
+            adds_up: results returned before the end are accumulated into others and free again; else they stay
+                allocated.
         """
         stream = self._current_stream()
         if not self.nbytes or (self._base and stream != self._stream):
@@ -220,7 +226,7 @@ class Arena:
                 yield
 
     def open_next(self) -> None:
-        """Free the planned extents of the next allocations."""
+        """Free the planned extents of the next allocations; to be called just before them, in the script's order."""
         if self._script is None:
             return
         try:

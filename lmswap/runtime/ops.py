@@ -27,19 +27,35 @@ class CopyEngine(Protocol):
     streams: Streams
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
-        """Queue a swap-out to ``tier``."""
+        """Queue a swap-out to ``tier``, and return its token.
+
+        Args:
+            x: a tensor on the engine's device.
+            buffer: its number in the program, for records and errors.
+            tier: name of an open tier.
+            offset: planned offset in the tier, in bytes, a multiple of the page.
+            is_whole: copy ``x``'s own bytes, not all of its storage.
+        """
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
-        """Make compute wait for it; ``x`` has no later use."""
+        """Make the current stream wait for the swap-out of ``token``; ``x`` has no later use.
+
+        Raises:
+            TransferError: the copy failed.
+        """
 
     def wait_out(self, token: torch.Tensor) -> None:
-        """Make compute wait for it; others may still use the tensor."""
+        """As `out_done`, of a tensor that others may still use."""
 
     def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
-        """Queue the swap-in."""
+        """Allocate memory on ``device``, queue the swap-in of ``token`` to it, and return it: uint8, of one axis."""
 
     def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
-        """Make compute wait for it."""
+        """Make the current stream wait for the swap-in of ``token`` to ``flat``, which `in_start` returned.
+
+        Raises:
+            BytesChanged, TransferError: the bytes are not those swapped out, or a copy failed.
+        """
 
 
 ENGINES: weakref.WeakValueDictionary[int, CopyEngine] = weakref.WeakValueDictionary()
@@ -113,6 +129,15 @@ def _swap_out_start(  # noqa: PLR0917 - the operator's own signature
     size: list[int],
     stride: list[int],
 ) -> torch.Tensor:
+    """Queue the swap-out of ``x``, traced as ``dtype``, ``size`` and ``stride``; see `CopyEngine.out_start`.
+
+    Returns:
+        The token, one int64 on the CPU: the only owner of the bytes in the tier.
+
+    Raises:
+        TransferError: ``x`` is not as traced, so its bytes could not be read back; or there is no such engine.
+        TierError: the tier has no room.
+    """
     if x.shape != tuple(size):  # seen: an index of embedding_bag in bfloat16 on the CPU
         raise TransferError(
             f"an operator made a tensor of shape {list(x.shape)} where torch traced {size}: its bytes could not be "
@@ -147,14 +172,17 @@ def _has_other_strides(x: torch.Tensor, stride: list[int]) -> bool:
 
 
 def _swap_out_wait(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
+    """See `CopyEngine.out_done`: after this op the memory of ``x`` may be reused."""
     find_engine(engine).out_done(token, x)
 
 
 def _swap_in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    return find_engine(engine).in_start(token, buffer, device)  # nbytes is for tracing only
+    """See `CopyEngine.in_start`; ``nbytes`` is for tracing only."""
+    return find_engine(engine).in_start(token, buffer, device)
 
 
 def _swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
+    """See `CopyEngine.in_done`; returns ``flat``, whose bytes ops may read from here on."""
     find_engine(engine).in_done(token, flat)
     return flat
 
@@ -168,6 +196,7 @@ def _view_bytes(  # noqa: PLR0917 - the operator's own signature
     is_conj: bool,
     is_neg: bool,
 ) -> torch.Tensor:
+    """Return the tensor whose bytes ``flat`` holds; ``offset`` is in elements of ``dtype`` from its first byte."""
     begin = flat.storage_offset() * flat.element_size() // dtype.itemsize  # offset counts from the tensor's own bytes
     view = torch.empty(0, dtype=dtype, device=flat.device)
     view.set_(flat.untyped_storage(), begin + offset, size, stride)

@@ -57,7 +57,7 @@ class TensorMemory(Protocol):
         """Whether `tensor_changes` reports all changes; else the memory must be sampled."""
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
-        """Return the changes between two times of CLOCK_MONOTONIC, besides what has been sampled."""
+        """Return (seconds, tensor bytes) at the changes between two times of CLOCK_MONOTONIC, besides the samples."""
 
     def start_lap(self) -> None:
         """Reset the peaks of the lap."""
@@ -70,6 +70,7 @@ class Recorder:
     """Collects the marks of the step under way; they are read one step later, when the device has passed them."""
 
     def __init__(self, clock: Clock, memory: TensorMemory) -> None:
+        """``clock`` makes marks on the device's stream; ``memory`` is sampled, or reports its changes."""
         self._clock, self._memory = clock, memory
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
@@ -168,7 +169,10 @@ class Recorder:
     def segment(self, key: SegmentKey, follows: Callable[[], Graphs] = tuple) -> Iterator[None]:
         """Record one run of a segment; a forward that follows a backward begins a new step.
 
-        ``follows`` returns, at the end, the plan followed: the segment may have left that of its beginning.
+        Args:
+            key: the graph's number and the phase.
+            follows: returns, at the end, the graphs of the plan followed: the segment may have left that of its
+                beginning.
         """
         start = self.begin_segment(key)
         try:
@@ -214,7 +218,13 @@ class Recorder:
         self._begun_seconds += time.perf_counter() - begun
 
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
-        """End the run that `begin_segment` began; ``follows``: the plan that it followed to its end."""
+        """End a run.
+
+        Args:
+            key: as given to `begin_segment`.
+            start: what that returned. Without effect if the step has ended since: the run was interrupted.
+            follows: the graphs of the plan that it followed to its end; empty if it followed none.
+        """
         step = self._current
         if self._holds:
             self._clock.let_go()
