@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from lmswap.errors import OptionError
+from lmswap.errors import LmswapError, OptionError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,7 +33,13 @@ def as_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, default=fields_of, separators=(",", ":"))
 
 
-def read_record(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Record], what: str) -> _Record:
+def read_record(
+    text: str,
+    schema: str,
+    build: Callable[[Mapping[str, Any]], _Record],
+    what: str,
+    error: type[LmswapError] = OptionError,
+) -> _Record:
     """Parses ``text`` and builds a record from it.
 
     Args:
@@ -41,27 +47,32 @@ def read_record(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Re
         schema: what its field "schema" must be.
         build: makes the record from the object's fields.
         what: the kind of record in messages, such as "plan file".
-
-    Raises:
-        OptionError: not JSON, of another schema, or a field is missing or of another kind.
+        error: what is raised if the text is not JSON, of another schema, or a field is missing or of another kind.
     """
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # of bad JSON, and of integers with too many digits
-        raise OptionError(f"not a {what}: {error}") from error
-    return build_record(data, schema, build, what)
+    except (ValueError, RecursionError) as cause:  # of bad JSON, and of integers with too many digits
+        raise error(f"not a {what}: {cause}") from cause
+    return build_record(data, schema, build, what, error)
 
 
-def build_record(data: Any, schema: str, build: Callable[[Mapping[str, Any]], _Record], what: str) -> _Record:
+def build_record(
+    data: Any,
+    schema: str,
+    build: Callable[[Mapping[str, Any]], _Record],
+    what: str,
+    error: type[LmswapError] = OptionError,
+) -> _Record:
     """As `read_record`, of parsed JSON."""
-    if not isinstance(data, dict) or data.get("schema") != schema:
-        raise OptionError(f"not a {what}: expected schema '{schema}'")
+    found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+    if found != schema:
+        raise error(f"not a {what}: expected schema '{schema}', found {found!r}")
     try:
         return build(data)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        if isinstance(error, OptionError):
-            raise
-        raise OptionError(f"{what} is damaged: {type(error).__name__} {error}") from error
+    except LmswapError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as cause:
+        raise error(f"{what} is damaged: {type(cause).__name__} {cause}") from cause
 
 
 def from_fields(kind: type[_Data], data: Mapping[str, Any]) -> _Data:

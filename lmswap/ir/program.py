@@ -7,16 +7,15 @@ Time in a Program is the index of an op in ``ops``; a *position* ``p`` means "ju
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from lmswap.errors import CaptureError
 from lmswap.ir.fixed_memory import MOST_BYTES, FixedMemory
-from lmswap.ir.json_io import as_json, fields_of, from_fields
+from lmswap.ir.json_io import as_json, fields_of, from_fields, read_record
 from lmswap.terminal import escape_controls
 
 if TYPE_CHECKING:
@@ -248,16 +247,7 @@ class Program:
         Raises:
             CaptureError: not JSON, of another schema, or inconsistent.
         """
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-                raise CaptureError(f"not a program file: expected schema '{SCHEMA}', found {found!r}")
-            return from_fields(Program, data)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise CaptureError(f"not a program file: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise CaptureError(f"program file is damaged: {type(error).__name__} {error}") from error
+        return read_record(text, SCHEMA, partial(from_fields, Program), "program file", CaptureError)
 
     def __repr__(self) -> str:
         size = f"{len(self.ops)} ops, {len(self.buffers)} buffers"
