@@ -109,11 +109,6 @@ class StepMemory:
         """The peak when every buffer is kept."""
         return self.peak_of(self.curve)
 
-    @property
-    def largest_op(self) -> Peak:
-        """The maximum of `floor`: bytes, op, and the buffers that must be resident there."""
-        return self.peak_of(self.floor)
-
     def peak_of(self, curve: Bytes) -> Peak:
         """The peak of ``curve``, one of this step's, with the buffers that count in it."""
         if not len(curve):

@@ -12,16 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 import lmswap
+from lmswap.cli.links import rates_table, shares_table
 from lmswap.hardware.device import default_tier
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Tier
-from lmswap.reporting.text import figure_table, format_seconds, print_result, render_text
+from lmswap.reporting.text import format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
     from lmswap.cli import Commands
     from lmswap.hardware.survey import Survey
-
-_SHOWN_SIZES = (2**20, 2**24, 2**26)
 
 
 def add_to(commands: Commands) -> None:
@@ -74,7 +73,9 @@ def doctor_text(found: Survey) -> str:
         facts.add_row(f"{name} tier", f"NOT AVAILABLE: {failure}")
     parts: list[RenderableType] = [Text("lmswap doctor", style="bold"), Text(), facts]
     if found.machines:
-        parts += [Text(), _rates_table(found), Text(), Text("What lmswap will do here", style="bold")]
+        links = {name: machine.tier(name).link for name, machine in found.machines.items()}
+        parts += [Text(), rates_table(links), Text(), shares_table(links)]
+        parts += [Text(), Text("What lmswap will do here", style="bold")]
     parts += [Text(f"- {sentence}") for sentence in _consequences(found)]
     return render_text(*parts)
 
@@ -104,19 +105,6 @@ def _capacity_text(found: Survey, tier: Tier) -> str:
         return ""
     where = f"'{found.directory.path}' on {found.directory.filesystem} ({found.directory.source})"
     return f"up to {format_bytes(tier.capacity_bytes)} in {where}"
-
-
-def _rates_table(found: Survey) -> Table:
-    sizes = [format_bytes(nbytes).replace(".00", "") for nbytes in _SHOWN_SIZES]
-    under_load = (f"{sizes[1]}, both at once", f"{sizes[1]}, beside compute")
-    table = figure_table("measured, GB/s", *sizes, *under_load, gap=3)
-    for name, machine in found.machines.items():
-        link = machine.tier(name).link
-        for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
-            speeds = [nbytes / rate.seconds(nbytes) / 1e9 for nbytes in _SHOWN_SIZES]
-            speeds += [speeds[1] * link.both_factor, speeds[1] * link.busy_factor]
-            table.add_row(f"{label} the {name} tier", *(f"{speed:.2f}" for speed in speeds))
-    return table
 
 
 def _consequences(found: Survey) -> list[str]:

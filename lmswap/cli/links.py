@@ -102,7 +102,7 @@ def links_text(
     if peaks:
         parts += [Text(), _peaks_table(peaks, host_link.bytes_per_second)]
     if tiers:
-        parts += [Text(), _rates_table(tiers), Text(), _shares_table(tiers)]
+        parts += [Text(), rates_table(tiers), Text(), shares_table(tiers)]
     parts += [Text(f"{what}: NOT AVAILABLE: {why}") for what, why in failures.items()]
     if tiers:
         parts += [Text(), _presets_table(tiers), Text(), Text("What lmswap.enable(model, link=...) can emulate here:")]
@@ -128,7 +128,7 @@ def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float
     return table
 
 
-def _rates_table(tiers: dict[str, Link]) -> Table:
+def rates_table(tiers: dict[str, Link]) -> Table:
     """Rates of the engine's own copies, at all sizes measured for any tier."""
     sizes = sorted({nbytes for link in tiers.values() for nbytes, _ in link.out_rate.points})
     names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
@@ -141,7 +141,7 @@ def _rates_table(tiers: dict[str, Link]) -> Table:
     return table
 
 
-def _shares_table(tiers: dict[str, Link]) -> Table:
+def shares_table(tiers: dict[str, Link]) -> Table:
     """Shares of their speed that copies both ways, and copies and compute, keep when they overlap."""
     table = figure_table("side by side", "both ways keep", "beside compute keep", "compute keeps")
     for tier, link in tiers.items():

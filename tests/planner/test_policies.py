@@ -350,7 +350,7 @@ def test_the_needed_budget_is_searched_for_only_on_request(asks_need, monkeypatc
     assert refusal.value.needed_bytes == budgets[-1] + (not asks_need)
 
 
-def test_nothing_is_searched_for_in_less_than_is_proved_to_be_needed(monkeypatch):
+def test_no_search_below_the_proven_minimum(monkeypatch):
     budgets, limits = [], search._limits
 
     def note(problem, *, budget_bytes=None, **options):
@@ -427,7 +427,7 @@ def test_plans_fit_the_budget_and_pass_the_verifier(policy, data, step, machine)
     except PlanInfeasible as refusal:
         assert refusal.needed_bytes > budget_bytes
         return
-    assert budget_bytes >= memory.largest_op.nbytes
+    assert budget_bytes >= int(memory.floor.max())
     timeline = simulate(step.program, step.costs, machine, plan)
     assert timeline.peak_bytes == plan.predicted_peak_bytes <= budget_bytes
     assert timeline.seconds == plan.predicted_seconds >= sum(step.costs.seconds) * (1 - 1e-12)
@@ -470,7 +470,7 @@ def test_the_budget_that_a_search_names_is_feasible(policy, step, machine):
         plan_of(policy, step, -1, machine)
     needed_bytes = found.value.needed_bytes
     assert plan_of(policy, step, needed_bytes, machine).predicted_peak_bytes <= needed_bytes
-    assert needed_bytes >= StepMemory(step.program, step.costs).largest_op.nbytes
+    assert needed_bytes >= int(StepMemory(step.program, step.costs).floor.max())
 
 
 @pytest.mark.parametrize("policy", quick_of((name for name in POLICIES if name not in SEARCHES), ["tflms"]))
@@ -488,7 +488,7 @@ def test_the_smallest_budget_that_is_named_is_feasible_and_the_smallest(policy, 
 @given(data=st.data(), step=steps(most_ops=9), machine=machines())
 def test_no_policy_is_faster_than_auto(data, step, machine):
     # With less than its largest op nothing fits, and refusals take longest.
-    largest_op = StepMemory(step.program, step.costs).largest_op.nbytes
+    largest_op = int(StepMemory(step.program, step.costs).floor.max())
     budget_bytes = data.draw(st.integers(largest_op, peak_of(step)), label="budget")
     seconds = {}
     for policy in POLICIES:
