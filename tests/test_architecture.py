@@ -34,7 +34,7 @@ def test_no_module_needs_itself_to_be_imported():
         *("lmswap.profiling.readers", "lmswap.profiling.profile"),
     ],
 )
-def test_importing_it_imports_no_torch(module):
+def test_planning_modules_import_no_torch(module):
     code = f"import importlib, sys; importlib.import_module('{module}'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

@@ -127,7 +127,7 @@ def test_a_share_grows_with_the_steps_that_become_known():
     assert notes[-1].startswith(f"budget '100%' is {format_bytes(report.budget_bytes)}")
 
 
-def test_a_share_of_more_than_there_is_is_what_auto_would_be():
+def test_a_percentage_above_the_device_is_capped_as_auto():
     _, report = train(lambda: nn.Linear(128, 128), images, "1000000%")
     (note,) = notes_of(report, "1e+06%")
     assert "but no more than what was free when the model was enabled, less 10% for others" in note
@@ -147,7 +147,7 @@ def test_a_small_percentage_is_refused_with_the_least_that_works(compiler):
     assert train(deep, images, f"{share + 3}%", compiler=compiler)[1].notes  # of other starts, a little more may be it
 
 
-def test_a_share_whose_least_is_more_than_there_is_is_refused(monkeypatch):
+def test_a_percentage_that_needs_more_than_the_device_is_refused(monkeypatch):
     monkeypatch.setattr("lmswap.hardware.memory.CpuMemory.free_bytes", lambda memory: 0)
     with pytest.raises(PlanInfeasible, match="it needs at least"):
         train(deep, images, "2%")

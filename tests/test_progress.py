@@ -37,7 +37,7 @@ def test_long_operations_are_reported_once_long_and_at_their_end(capsys):
     assert re.fullmatch(r"lmswap: counting sheep \.\.\. \(\d+ s\)\nlmswap: counting sheep: \d+ s\n", said)
 
 
-def test_it_is_over_also_when_it_fails(capsys):
+def test_a_failed_operation_ends_its_progress(capsys):
     with pytest.raises(KeyError), progress.reported("counting sheep"):
         time.sleep(0.5)
         raise KeyError
@@ -54,7 +54,7 @@ def test_short_operations_are_only_logged(capsys, caplog, monkeypatch):
     assert caplog.messages == ["counting sheep"]
 
 
-def test_one_of_the_local_ranks_reports_it(capsys, monkeypatch):
+def test_one_local_rank_reports_progress(capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     wait_for_longer()
     assert capsys.readouterr().err == ""

@@ -82,7 +82,7 @@ def test_the_extra_that_an_error_recommends_is_found(fresh):
     pip("--python", fresh / "python", "install", "--dry-run", "--no-index", "lmswap[bench]")
 
 
-def test_it_is_the_wheel_that_is_imported(elsewhere, fresh, wheel):
+def test_the_imported_package_is_that_of_the_wheel(elsewhere, fresh, wheel):
     said = elsewhere("python", "-c", "import lmswap; print(lmswap.__file__); print(lmswap.__version__)").split()
     assert Path(said[0]).is_relative_to(fresh.parent)
     assert said[1] == wheel.name.split("-")[1]

@@ -88,7 +88,7 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore")  # Dynamo's, of what it cannot trace
 @pytest.mark.parametrize(("package", "model", "path"), CASES)
-def test_some_of_what_torch_tests_itself_with_has_its_bits(memory, package, model, path):
+def test_samples_of_torchs_own_tests_have_plain_bits(memory, package, model, path):
     zoo = importlib.import_module(run.PACKAGES["operators" if package == "drawn" else package])
     found = list(check_all(islice(zoo.trials(model), FEW), path, ["swap_all"], memory))
     right = {"passed", "unmoved", *({"tracing"} if (model, path) in TRACED_OTHERWISE else ())}
@@ -132,7 +132,7 @@ def test_if_half_the_memory_is_too_small_the_least_budget_is_used(memory):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_case_in_which_nothing_moves_is_none(memory, path):
+def test_a_case_that_moves_no_byte_is_not_counted(memory, path):
     class Sum(nn.Module):
         def __init__(self):
             super().__init__()

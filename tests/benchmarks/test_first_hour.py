@@ -266,7 +266,7 @@ def check_dead(written):
 
 
 @pytest.mark.slow
-def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(hour, tmp_path):
+def test_a_part_over_its_time_limit_is_ended_with_its_processes(hour, tmp_path):
     code, results = hour("--limit", "5", slow=starts(tmp_path / "child", "time.sleep(600)"), after="")
     assert code == 1
     assert results["parts"]["slow"]["outcome"] == "ended after 5 s"
@@ -274,7 +274,7 @@ def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(hour, tmp_
     check_dead(tmp_path / "child")
 
 
-def test_nothing_that_a_part_started_outlives_it(hour, tmp_path):
+def test_processes_started_by_a_part_end_with_it(hour, tmp_path):
     assert hour(short=starts(tmp_path / "child", ""))[0] == 0
     check_dead(tmp_path / "child")
 
@@ -350,7 +350,7 @@ def test_interrupted_tests_resume_and_failed_ones_are_retried_last(its_tests, ca
     assert said == [["test_some.py::test_c", "passed,"], ["test_some.py::test_a", "passed,"]]
 
 
-def test_tests_run_in_one_process_and_what_ends_it_fails_alone(its_tests):
+def test_a_test_that_ends_the_process_is_the_only_failure(its_tests):
     numbers = "def note(): open('numbers', 'a').write(f'{os.getpid()} ')\n"
     bodies = {"test_a": "note()", "test_b": "os.kill(os.getpid(), 9)", "test_c": "note()", "test_d": "note()"}
     code, found = its_tests(numbers + "".join(f"def {name}(): {body}\n" for name, body in bodies.items()))
@@ -365,7 +365,7 @@ def test_parameters_with_spaces_are_names_and_marks_choose(its_tests):
     assert (code, outcomes(found)) == (0, {"test_a[one two]": "passed"})
 
 
-def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests, tmp_path):
+def test_a_test_over_its_time_limit_is_ended_with_its_processes(its_tests, tmp_path):
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code, found = its_tests(f"def test_a(): subprocess.run([sys.executable, '-c', {child!r}])\n", 10)
     assert (code, outcomes(found)) == (1, {"test_a": "failed"})
@@ -374,7 +374,7 @@ def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests,
 
 
 @pytest.mark.parametrize(("last", "code"), [("refused", 0), ("failure", 1)])
-def test_speeds_are_kept_as_they_are_found_and_a_refusal_is_an_answer(tmp_path, monkeypatch, last, code):
+def test_speeds_and_refusals_are_stored_as_they_are_found(tmp_path, monkeypatch, last, code):
     runs = [SPEED["networks"]["gpt"][0], {"network": "gpt", "way": "30%", last: "why"}]
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\n" + "".join(f"echo '{json.dumps(run)}'\n" for run in runs))
@@ -446,7 +446,7 @@ def dealt(tmp_path, monkeypatch):
     return run
 
 
-def test_cards_go_on_where_they_were_stopped_and_with_what_failed(dealt):
+def test_runs_on_cards_resume_and_repeat_failed_ones(dealt):
     refused = {"failure": "lmswap.errors.PlanInfeasible: no plan fits"}
     code, ran, runs = dealt({600: {"failure": "torch.OutOfMemoryError: CUDA out of memory"}, 400: refused})
     assert (code, ran, len(runs)) == (1, [None, 800, 600, 400], 4)
@@ -456,7 +456,7 @@ def test_cards_go_on_where_they_were_stopped_and_with_what_failed(dealt):
     assert dealt()[:2] == (0, [])
 
 
-def test_cards_that_are_stopped_leave_what_they_have(dealt, monkeypatch):
+def test_interrupted_runs_on_cards_keep_their_results(dealt, monkeypatch):
     class Stopped(BaseException):
         pass
 

@@ -41,7 +41,7 @@ def test_all_benchmarks_are_here():
 
 
 @pytest.mark.parametrize("name", MEASURING)
-def test_an_interrupted_benchmark_reports_it(name, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_benchmark_reports_the_interrupt(name, monkeypatch, tmp_path, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     measuring, arguments = MEASURING[name]
 

@@ -44,7 +44,7 @@ def changed(outcome, **figures):
 
 
 @pytest.mark.slow
-def test_a_capture_without_memory_is_what_a_real_step_gives(tmp_path):
+def test_a_capture_on_fake_tensors_equals_that_of_a_real_step(tmp_path):
     model = lmswap.enable(UNet3d(base_filters=2), "1GiB", policy="none", disk_directory=str(tmp_path))
     model(torch.zeros(1, 4, 32, 32, 32)).sum().backward()
     real = replace(lmswap.program(model), fixed=None, scratch_bytes=())  # the process has these

@@ -27,7 +27,7 @@ WRITTEN_AGAIN: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN_AGAIN)
-def test_stored_results_are_what_the_code_of_today_writes_of_them(name: str, tmp_path: Path):
+def test_stored_results_are_written_alike_by_the_current_code(name: str, tmp_path: Path):
     again = tmp_path / "again.json"
     WRITTEN_AGAIN[name](STORED / name).write(again)
     assert json.loads(again.read_text()) == json.loads((STORED / name).read_text())

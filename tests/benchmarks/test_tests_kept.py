@@ -25,7 +25,7 @@ def test_passed_tests_are_stored_with_their_time_machine_and_commit(results):
 
 
 @pytest.mark.parametrize("counts", [{"errors": 1, "failures": 0}, {"errors": 0, "failures": 1}])
-def test_nothing_is_kept_of_tests_that_failed(results, counts, capsys):
+def test_results_of_failed_tests_are_not_stored(results, counts, capsys):
     (results / "tests.xml").write_text(SUITE.format(**counts))
     assert tests_kept.main([str(results / "tests.xml")]) == 1
     assert not (results / "kept.json").exists()

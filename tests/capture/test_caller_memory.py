@@ -159,7 +159,7 @@ class Tensors:
     ("following", "seen"),
     [((0, "backward"), 30), ((1, "forward"), 30), ((0, "forward"), None), ((0, "inference"), None)],
 )
-def test_a_loss_is_what_was_held_on_top_until_the_next_segment_began(following, seen):
+def test_loss_bytes_are_the_peak_between_forward_and_next_segment(following, seen):
     recording, _ = capture(nn.Linear(4, 4), torch.randn(2, 4))
     program = recording.lowered[0].program
     tensors = Tensors()

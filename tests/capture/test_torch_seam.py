@@ -133,7 +133,7 @@ def test_boxed_code_holds_its_constants_only():
     assert function([torch.ones(2)])[0].tolist() == [4.0, 4.0]
 
 
-def test_a_copy_that_is_called_runs_what_it_was_edited_to():
+def test_an_edited_copy_of_a_module_runs_its_own_graph():
     graph = fx.Graph()
     doubled = graph.call_function(torch.ops.aten.mul.Scalar, (graph.placeholder("x"), 2.0))
     graph.output(doubled)
@@ -142,7 +142,7 @@ def test_a_copy_that_is_called_runs_what_it_was_edited_to():
     assert copied(torch.ones(1)).item() == 5.0
 
 
-def test_backward_frees_what_it_has_read():
+def test_backward_frees_saved_tensors_after_their_last_read():
     kept = []
 
     class Watching(Recording):
@@ -244,7 +244,7 @@ def gradient(model, example):
     return incoming, example.grad
 
 
-def test_gradients_come_into_a_backward_as_they_are():
+def test_gradients_enter_a_backward_in_their_own_layout():
     incoming, _ = gradient(lambda x: x.tanh(), torch.randn(4, 6, requires_grad=True))
     assert incoming.strides == (0, 0)
     assert not incoming.notes

@@ -71,7 +71,7 @@ def test_this_machines_tiers_are_measured(tmp_path, capsys, monkeypatch):
     }  # fmt: skip
 
 
-def test_without_a_tier_it_fails(tmp_path, capsys, monkeypatch):
+def test_links_fails_without_a_tier(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("lmswap.hardware.survey.tiers_to_try", lambda device: ("disk",))
     assert entry.main(["links", "--disk-directory", str(tmp_path / "missing")]) == 2

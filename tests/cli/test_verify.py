@@ -68,7 +68,7 @@ def script(enable: str = ENABLE, end: str = "") -> str:
         "model = torch.compile(model, backend='lmswap', options={'policy': 'swap_all', 'min_swap_bytes': 4096})",
     ],
 )
-def test_a_script_that_swaps_is_verified_whatever_options_it_sets(verify, enable):
+def test_a_script_is_verified_whatever_options_it_sets(verify, enable):
     code, printed, found = verify(script(enable, end="print('arguments', sys.argv[1:], __name__)"), "--lr", "3")
     assert code == found["exit_code"] == 0, printed
     assert "arguments ['--lr', '3'] __main__" in printed
@@ -89,7 +89,7 @@ def test_a_script_that_swaps_is_verified_whatever_options_it_sets(verify, enable
         (ENABLE.replace(")", ", compiler='inductor')"), "only copies were verified"),
     ],
 )
-def test_a_script_that_shows_nothing_has_an_exit_code_of_its_own(verify, enable, why):
+def test_a_script_that_verifies_nothing_has_its_own_exit_code(verify, enable, why):
     code, printed, found = verify(script(enable, end="print(lmswap.report(model))" if enable else ""))
     assert code == found["exit_code"] == NOTHING_VERIFIED
     assert why in " ".join(printed.split())

@@ -57,7 +57,7 @@ def test_an_engine_that_does_not_wait_for_late_copies_is_detected(compiler, tier
         assert any(way in violation for violation in violations)
 
 
-def test_a_test_fails_by_what_it_did_wrong_and_no_other_does(tmp_path):
+def test_violations_fail_the_test_that_caused_them(tmp_path):
     (tmp_path / "test_both.py").write_text(textwrap.dedent(SOUND_AND_BROKEN))
     options = [
         "-p",

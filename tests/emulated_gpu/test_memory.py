@@ -75,7 +75,7 @@ assert "no context is current" in machine.take_violations()[0]
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_use_of_memory_that_was_given_back_breaks_the_context(emulated_gpu):
+def test_use_of_freed_memory_breaks_the_context(emulated_gpu):
     address = ctypes.c_void_p()
     assert driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(MIB)) == 0
     assert driver().cuMemFree_v2(address) == 0

@@ -18,7 +18,7 @@ def copy_in_on_a_side_stream(target):
     return side
 
 
-def test_a_missing_wait_is_found_and_reads_what_was_there_before(emulated_gpu):
+def test_a_missing_wait_is_detected_and_reads_old_bytes(emulated_gpu):
     emulated_gpu.configure(in_rate=SLOW)
     target = torch.zeros(NUM_BYTES, dtype=torch.uint8, device="cuda")
     copy_in_on_a_side_stream(target)
@@ -75,7 +75,7 @@ def test_a_missing_record_stream_is_a_violation(emulated_gpu):
     assert f"writes {NUM_BYTES} bytes that a copy out on stream" in violations[0]
 
 
-def test_record_stream_keeps_the_bytes_and_nothing_is_found(emulated_gpu):
+def test_record_stream_is_no_violation(emulated_gpu):
     emulated_gpu.configure(out_rate=SLOW)
     assert read_late_on_a_side_stream(records=True).unique().tolist() == [1]
     assert emulated_gpu.take_violations() == []

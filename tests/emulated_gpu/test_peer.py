@@ -98,7 +98,7 @@ def test_two_models_on_two_gpus_swap_into_each_other(emulated_gpu):
         lmswap.disable(model)
 
 
-def test_copies_take_what_the_links_between_the_two_take(emulated_gpu):
+def test_peer_copies_take_the_time_of_their_links(emulated_gpu):
     nbytes, device = 2**26, torch.device("cuda:0")
     emulated_gpu.configure(out_rate=1e9, in_rate=1e9)
     emulated_gpu.configure_peers(rate=2e9)

@@ -80,7 +80,7 @@ def copies_at_once(emulated_gpu, *ways):
     return max(begin.elapsed_time(end) for end in ends) / 1e3
 
 
-def test_there_is_one_copy_engine_each_way(emulated_gpu):
+def test_a_device_has_one_copy_engine_each_way(emulated_gpu):
     emulated_gpu.configure(out_rate=RATE, in_rate=RATE)
     assert copies_at_once(emulated_gpu, "out", "out") >= 2 * SECONDS
     assert SECONDS <= copies_at_once(emulated_gpu, "out", "in") < 2 * SECONDS
@@ -154,7 +154,7 @@ def test_kernels_slower_than_configured_are_reported(emulated_gpu):
     assert emulated_gpu.take_late_seconds() == 0
 
 
-def test_the_environment_sets_what_kernels_take():
+def test_the_environment_sets_kernel_times():
     script = "import torch; from tools.emulated_gpu import machine; machine.start(); from tests.emulated_gpu.test_time "
     script += "import seconds_by_events; x = torch.ones(1, device='cuda'); print(seconds_by_events(lambda: x.add_(1)))"
     environment = {**os.environ, "EMULATED_GPU_KERNEL_LATENCY": "0.05"}

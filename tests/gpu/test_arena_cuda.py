@@ -59,7 +59,7 @@ def test_tensors_are_at_their_planned_offsets(arena):
     assert arena.num_unplaced == 0
 
 
-def test_a_place_is_used_again_when_what_lay_there_has_died(arena):
+def test_an_extent_is_reused_after_its_tensor_has_died(arena):
     base = first_address(arena)
     script = Script([[place(0, 10)], [place(10, 30)], [place(4, 20)]])
     for _ in range(2):
@@ -218,7 +218,7 @@ def test_an_arena_is_recreated_on_the_stream_of_the_next_step(arena):
     assert first_address(arena) == before
 
 
-def test_a_closed_arena_takes_nothing_of_the_device(arena):
+def test_a_closed_arena_holds_no_device_memory(arena):
     reserved = torch.cuda.memory_reserved()
     first_address(arena)
     assert arena.reserved_bytes >= 40 * UNIT_BYTES

@@ -413,7 +413,7 @@ def test_no_unused_arena_exists_during_a_first_step_with_hooks():
     lmswap.disable(model)
 
 
-def test_auto_is_a_share_of_what_the_process_may_take():
+def test_auto_is_a_share_of_the_memory_allowed_to_the_process():
     total = torch.cuda.get_device_properties(0).total_memory
     torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")  # reserved and free: to be counted once
     with card_of(total / 4):

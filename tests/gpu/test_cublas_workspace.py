@@ -48,7 +48,7 @@ def test_a_step_takes_no_more_after_they_were_taken():
     assert bytes_taken_for_good(lambda: allocate_cublas_workspaces(torch.device("cuda"))) == 0
 
 
-def test_there_is_one_for_forward_and_one_for_backward():
+def test_forward_and_backward_threads_have_a_workspace_each():
     matrix = torch.ones(16, 16, device="cuda")
 
     def multiply():
@@ -96,5 +96,5 @@ def test_a_model_is_measured_in_inference_mode_too():
     lmswap.disable(model)
 
 
-def test_there_are_none_on_a_cpu():
+def test_a_cpu_has_no_workspaces():
     allocate_cublas_workspaces(torch.device("cpu"))

@@ -49,7 +49,7 @@ def test_files_of_a_kind_are_bounded_and_the_oldest_go(directory, monkeypatch):
     assert other.read() is not None
 
 
-def test_an_empty_directory_name_switches_it_off(monkeypatch):
+def test_an_empty_directory_name_disables_the_cache(monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
     file = CacheFile.locate("plan", {})
     file.write({"n": 1})

@@ -19,7 +19,7 @@ def test_numbers_and_units_are_read(text, nbytes):
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "6 giga", "-6GiB", "0", 0, -1, 1.5, True, None, "1e9", "6GiB6", "٣x"])
-def test_anything_else_is_refused(text):
+def test_other_byte_counts_are_refused(text):
     with pytest.raises(OptionError, match="budget"):
         parse_bytes(text)
 
@@ -40,7 +40,7 @@ def test_a_share_is_above_0_and_of_a_size_that_can_be_meant(text):
 
 
 @pytest.mark.parametrize("text", ["6G", "6Gi", " 6 g "])
-def test_half_a_unit_is_answered_with_both_that_it_may_be(text):
+def test_an_incomplete_unit_is_refused_with_both_possible_ones(text):
     with pytest.raises(OptionError, match='is not a byte count; write "6GB" or "6GiB"'):
         parse_bytes(text)
 

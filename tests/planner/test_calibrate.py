@@ -96,7 +96,7 @@ def test_a_tenth_of_the_prediction_is_tolerated(stall, is_off):
     assert found(measured(12.0, 5.0, stall=stall)).is_off is is_off
 
 
-def test_another_sequence_of_segments_teaches_nothing():
+def test_another_sequence_of_segments_is_not_calibrated_from():
     forward_only = measured(12.0, 5.0).spans[:3]
     assert found(Timeline("measured", forward_only, ())) is None
 

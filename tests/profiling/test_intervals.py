@@ -25,7 +25,7 @@ def test_union_covers_its_rows_without_overlap_or_touch(a):
 
 
 @given(rows, rows)
-def test_operations_are_those_of_sets(a, b):
+def test_interval_operations_equal_set_operations(a, b):
     left, right = union(a), union(b)
     for found, expected in (
         (intersect(left, right), members(a) & members(b)),

@@ -203,7 +203,7 @@ def test_steps_count_across_epochs_where_no_epoch_is_chosen(script, capfd, tmp_p
         (torch.profiler.profile, "export_chrome_trace"),
     ],
 )
-def test_a_profiler_that_fails_changes_nothing_of_what_the_script_does(owner, fails, run_inside, capsys, monkeypatch):
+def test_a_failing_profiler_does_not_affect_the_script(owner, fails, run_inside, capsys, monkeypatch):
     monkeypatch.setattr(owner, fails, lambda *_: (_ for _ in ()).throw(OSError("no space left")))
     code, outcome = run_inside(PLAIN, Window(2, 4))
     assert (code, outcome) == (None, {"first": None, "epochs": [8], "error": "OSError: no space left"})

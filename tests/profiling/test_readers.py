@@ -250,7 +250,7 @@ def contents(tmp_path_factory):
 @given(
     which=st.integers(0, 3), damage=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=8)
 )
-def test_whatever_byte_is_wrong_it_is_read_or_refused(contents, which, damage, path):
+def test_any_wrong_byte_is_read_or_refused(contents, which, damage, path):
     data = bytearray(contents[which])
     for place, value in damage:
         data[int(place * (len(data) - 1))] = value

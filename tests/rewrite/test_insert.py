@@ -100,7 +100,7 @@ class PartReadLate(torch.nn.Module):
         return y.cos().sum() + part.sum()
 
 
-def test_nothing_is_saved_that_no_op_reads():
+def test_tensors_that_no_op_reads_are_not_saved():
     rows, rewritten = torch.randn(4, 16), []
 
     class Kept(RandomlySwapped):

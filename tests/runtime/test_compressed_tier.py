@@ -82,7 +82,7 @@ def test_every_policy_gives_the_same_bits(name):
 
 
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_every_compiler_moves_bytes_to_it(compiler):
+def test_every_compiler_swaps_to_compressed_memory(compiler):
     _, report = train(CASES["encoder"], policy="swap_all", compiler=compiler)
     assert report.swapped_in_bytes > 0
 

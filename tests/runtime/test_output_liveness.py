@@ -70,7 +70,7 @@ def output_is_saved():
         (keep_both, set()),
     ],
 )
-def test_predicted_is_what_tensors_hold(make_model, take, released):
+def test_predicted_bytes_are_those_that_tensors_hold(make_model, take, released):
     step, peak_bytes = step_after(take, make_model)
     program = step.joined.program
     assert {program.buffers[buffer].kind for buffer in step.history.released} == released

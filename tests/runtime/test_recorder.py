@@ -169,7 +169,7 @@ def test_memory_is_sampled_again_on_request_or_for_another_plan(ask):
     assert steps.run() == 8
 
 
-def test_memory_of_what_follows_no_plan_is_never_known():
+def test_memory_of_unplanned_segments_is_always_sampled():
     steps = Planned()
     assert [steps.run(()) for _ in range(4)] == [8] * 4
     assert steps.clock.forgotten == []

@@ -92,7 +92,7 @@ def test_their_plan_is_remembered(plain, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_second_set_of_them_would_have_had_no_room(plain):
+def test_verification_needs_room_for_a_second_set_of_gradients(plain):
     """What verifies a backward has to have all that it gives."""
     actual, report = train(budget=BUDGET, verify=True)
     assert actual == plain

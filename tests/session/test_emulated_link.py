@@ -47,7 +47,7 @@ def both():
     return train(), train(link=SLOW)
 
 
-def test_the_bits_are_those_of_the_fast_link(both):
+def test_bits_are_the_same_behind_a_slow_link(both):
     (_, expected), (_, found) = both
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 

@@ -70,7 +70,7 @@ def test_pending_bytes_are_those_that_the_first_step_allocates(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_watching_detects_a_step_of_an_optimizer_of_these_parameters(name):
+def test_watching_detects_an_optimizer_step_of_the_parameters(name):
     parameters, others = make(), make()
     trained = TrainableParameters(parameters)
     both = OPTIMIZERS[name]([*others, parameters[0]])

@@ -70,7 +70,7 @@ def test_a_refusal_assumes_the_least_retention_and_the_whole_budget():
     assert with_arena.search(request(least_bytes), tuple(Retention))[0].retention is Retention.NO_OVERLAP
 
 
-def test_what_is_left_free_ahead_is_given_up_for_a_plan():
+def test_memory_reserved_ahead_is_released_if_a_plan_needs_it():
     without_arena = planner(arena=None)
     _, plan = without_arena.search(request(2**40), tuple(Retention))
     for spare_bytes, ahead_bytes in ((0, 0), (8 * MIB, 8 * MIB)):

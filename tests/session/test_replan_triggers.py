@@ -96,7 +96,7 @@ def test_neither_triggers_nor_reasons_import_torch():
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_a_run_as_planned_causes_nothing(phase):
+def test_a_run_as_planned_triggers_nothing(phase):
     step = planned(history=in_phase(phase))
     assert found(step, shown(step)) == ()
 

@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_found_where_it_was_flipped(damage, where, monkeypatch)
 
 @pytest.mark.cpu_only("an engine of the host driver, which follows pointers on the host")
 @pytest.mark.parametrize("nbytes", [1, 7, 8, 2**20 - 1, 2**20, 2**20 + 9, 3 * 2**20])
-def test_both_ends_sum_alike_and_see_every_bit_and_every_exchange(nbytes, tmp_path):
+def test_checksums_of_both_ends_agree_and_detect_changes(nbytes, tmp_path):
     engine = _C.Engine(driver="host", audits=True)
     engine.open_disk_tier(str(tmp_path), 2**23)
     flat = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)

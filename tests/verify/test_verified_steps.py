@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_plans_from_the_cache")
 
 
 @pytest.mark.parametrize("name", quick_of(MODELS, ["encoder", "shared_views"]))
-def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
+def test_verified_steps_have_the_same_bits_and_are_counted(name):
     case, runs = MODELS[name], []
     for verify in (False, True):
         model = enable(case, verify=verify)
@@ -69,7 +69,7 @@ def test_other_ways_to_use_a_model_are_verified_too():
     lmswap.disable(model)
 
 
-def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
+def test_references_of_a_verified_call_end_with_its_graph(monkeypatch):
     made = []
     monkeypatch.setattr(
         "lmswap.session.compiled_graph.UnswappedReference",

@@ -102,7 +102,7 @@ def test_refuses_two_files_for_one_modality(tmp_path):
         find_subjects(tmp_path)
 
 
-def test_says_so_where_there_are_no_subjects(tmp_path):
+def test_a_folder_without_subjects_is_refused(tmp_path):
     with pytest.raises(DataError, match="has no BraTS subjects"):
         find_subjects(tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
@@ -215,7 +215,7 @@ def test_a_survey_lists_complete_subjects_and_what_the_others_lack(tmp_path):
         find_subjects(tmp_path)
 
 
-def test_says_what_to_install_without_nibabel(tmp_path, monkeypatch):
+def test_a_missing_nibabel_is_reported_with_the_remedy(tmp_path, monkeypatch):
     subject = make_subject(tmp_path)
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(DataError, match=r"needs the package nibabel.*pip install 'lmswap\[bench\]'"):

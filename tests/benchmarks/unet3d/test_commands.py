@@ -61,7 +61,7 @@ def test_bad_input_is_refused_before_anything_starts(asked, capsys, line, said):
     assert not asked
 
 
-def test_an_interrupted_command_says_so_in_a_line(monkeypatch, capsys):
+def test_an_interrupted_command_reports_it_in_one_line(monkeypatch, capsys):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 

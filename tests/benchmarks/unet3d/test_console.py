@@ -24,7 +24,7 @@ def test_no_figure_is_cut_off(width):
     assert row == ["128³", "swapped", "0.98", "0.97", "0.87", "4.50", "0.10", "0.29", "0.29", "0.10", "-0.5000"]
 
 
-def test_says_on_what_data_the_losses_are():
+def test_the_output_names_the_data_of_the_losses():
     assert printed(200).count(DATA_KIND) == 2
 
 

@@ -63,7 +63,7 @@ def test_takes_the_subjects_that_are_named(root, tmp_path):
         prepare(root, tmp_path, names=["case_0", "case_9"])
 
 
-def test_says_so_when_no_subject_is_left(root, tmp_path):
+def test_a_data_set_without_usable_subjects_is_refused(root, tmp_path):
     (root / "case_0" / "case_0_seg.nii.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"5 faults in 5 of 5 subjects:"):
         prepare(root, tmp_path)

@@ -167,7 +167,7 @@ def drawn(monkeypatch):
     return words
 
 
-def test_pictures_say_what_was_scored_where_and_on_what_data(trained, data, tmp_path, perfect, drawn):
+def test_pictures_name_scored_size_region_and_data(trained, data, tmp_path, perfect, drawn):
     result = evaluated(trained, data, tmp_path)
     plot_scores(result, tmp_path / "scores.png")
     plot_slices(result, tmp_path / "slices.png")

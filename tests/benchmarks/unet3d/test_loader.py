@@ -44,7 +44,7 @@ def test_subjects_come_drawn_normalised_and_moved_with_their_truth(cubes, paths)
             assert torch.equal(truth[0], SYMMETRIES[symmetry].apply(whole.truth[subject]))
 
 
-def test_an_epoch_goes_on_where_it_was_left(cubes):
+def test_an_interrupted_epoch_resumes(cubes):
     sampler = EpochSampler(5, 3)
     loader = training_loader(cubes, sampler, workers=0)
     sampler.start(4, 0)

@@ -50,7 +50,7 @@ def test_the_plot_states_how_much_was_recomputed_which_has_no_lane(figure):
     assert titles == ["128³ plain: peak 1.95 GiB", "128³ swapped: peak 990.00 MiB; 100.00 MiB recomputed", ""]
 
 
-def test_claims_the_smaller_memory_only_if_it_was_kept(figure):
+def test_the_picture_claims_the_smaller_memory_only_if_kept(figure):
     runs = good_runs()
     over = replace(runs[2], peak_bytes=1001 * MIB)
     for shown in ([*runs[:2], over], runs[:2]):
@@ -58,7 +58,7 @@ def test_claims_the_smaller_memory_only_if_it_was_kept(figure):
         assert "2.37 × the voxels of 96³" in text and "in the memory of" not in text
 
 
-def test_says_on_what_data(figure):
+def test_the_picture_names_the_data(figure):
     assert DATA_KIND in words(figure(*good_runs()))
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_failed_is_left_out(figure):
     assert len(figure(runs[0], *runs[2:]).axes) == 2
 
 
-def test_refuses_to_draw_nothing(tmp_path):
+def test_an_empty_study_is_not_drawn(tmp_path):
     with pytest.raises(ValueError, match="no run of 112³ finished"):
         plot_step(make_study(*good_runs()), 112, tmp_path / "memory.png")
     assert not list(tmp_path.iterdir())

@@ -68,7 +68,7 @@ def test_normalises_each_modality_over_the_data_set(tmp_path):
             np.testing.assert_allclose(cubes.images[subject, modality], (volume - mean) / std, atol=1e-5)
 
 
-def test_a_modality_that_shows_nothing_in_any_subject_is_named(tmp_path):
+def test_a_modality_empty_in_all_subjects_is_named(tmp_path):
     images = random_volumes()
     images[1] = np.zeros_like(images[1])
     write_subject(tmp_path / "case_1", "case_1", images)

@@ -33,7 +33,7 @@ def test_refuses_too_few_subjects(names):
         draw_split(names, 0)
 
 
-def test_the_file_decides_once_it_is_there(tmp_path):
+def test_a_stored_split_is_kept(tmp_path):
     path = tmp_path / "new" / "split.json"
     first = keep_split(path, NAMES, 0)
     assert keep_split(path, NAMES[::-1], 7) == first

@@ -81,7 +81,7 @@ def test_the_folder_names_its_content_and_the_source_of_the_anatomy(made):
     assert not synthetic.is_made(made.parent)
 
 
-def test_makes_only_what_is_missing(made, monkeypatch):
+def test_only_missing_subjects_are_made(made, monkeypatch):
     monkeypatch.setattr(synthetic, "make_subject", lambda *_, **__: pytest.fail("the subject was there"))
     synthetic.make_subjects(made, 1)
 
@@ -109,7 +109,7 @@ def test_a_failure_leaves_no_half_subject(subject, tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "subjects").iterdir()) == ["NOTICE.txt", synthetic.MARKER]
 
 
-def test_says_what_to_install_without_nilearn(monkeypatch):
+def test_a_missing_nilearn_is_reported_with_the_remedy(monkeypatch):
     synthetic._template.cache_clear()
     monkeypatch.setitem(sys.modules, "nilearn.datasets", None)
     with pytest.raises(DataError, match=r"needs the package nilearn.*pip install 'lmswap\[bench\]'"):

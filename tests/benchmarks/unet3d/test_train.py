@@ -131,7 +131,7 @@ def test_training_and_validation_see_only_their_own_subjects(settings, data, mon
     assert seen[4:] == [data.cubes[name] for name in split.validation]
 
 
-def test_validation_drops_nothing_out(settings, data):
+def test_validation_has_no_dropout(settings, data):
     training = train.Training(settings)
     model, batch = training.model.eval(), (torch.randn(1, 4, 32, 32, 32), torch.ones(1, 3, 32, 32, 32))
     assert train._loss(model, batch, "fp32") == train._loss(model, batch, "fp32")

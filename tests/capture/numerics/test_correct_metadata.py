@@ -129,7 +129,7 @@ def test_metadata_that_torch_traces_incorrectly_is_corrected(model):
 
 
 @pytest.mark.parametrize("model", CASES)
-def test_it_is_swapped_with_the_same_bits(model):
+def test_corrected_tensors_are_swapped_with_plain_bits(model):
     torch.manual_seed(0)
     example, gradients = torch.randn(CASES[model]), []
     for policy in ("none", "swap_all"):

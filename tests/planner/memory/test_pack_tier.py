@@ -77,7 +77,7 @@ def test_a_packing_that_is_improved_needs_no_more_than_one_that_is_not(blocks: l
     assert improved == pack(blocks, most_visits=10_000)
 
 
-def test_improving_finds_what_no_first_order_does():
+def test_improving_finds_packings_that_no_greedy_order_finds():
     lives = ((5, 10, 3), (5, 7, 3), (2, 7, 3), (5, 9, 4), (8, 12, 4))
     blocks = [Block(start, stop, pages * PAGE_BYTES) for start, stop, pages in lives]
     assert live_bytes(blocks) < pack(blocks).capacity_bytes
