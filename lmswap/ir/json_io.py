@@ -83,18 +83,27 @@ def from_fields(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: a field is missing or of another type.
     """
-    known, readers = data.keys(), _readers(kind)
-    return kind(**{name: read(data[name]) for name, (read, is_needed) in readers.items() if is_needed or name in known})
+    needed, optional = _readers(kind)
+    known = data.keys()
+    values = {name: read(data[name]) for name, read in needed}
+    for name, read in optional:
+        if name in known:
+            values[name] = read(data[name])
+    return kind(**values)
+
+
+_Readers = list[tuple[str, Callable[[Any], Any]]]
 
 
 @cache
-def _readers(kind: type[DataclassInstance]) -> dict[str, tuple[Callable[[Any], Any], bool]]:
-    """By field of ``kind``: the function that reads it, and whether it has no default."""
+def _readers(kind: type[DataclassInstance]) -> tuple[_Readers, _Readers]:
+    """What reads each field of ``kind``: of those without a default, and of the others."""
     hints = get_type_hints(kind)
-    return {
-        field.name: (_reader(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(kind)
-    }
+    found: tuple[_Readers, _Readers] = ([], [])
+    for field in fields(kind):
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        found[has_default].append((field.name, _reader(hints[field.name])))
+    return found
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
