@@ -44,10 +44,10 @@ def check_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> 
             path = next((path for path, module in outer.named_modules() if module is inner and path), None)
             if path is not None:
                 name = type(outer).__name__
-                enabled = name if inner is model else f"its module '{path}'"
+                first = name if inner is model else f"its module '{path}'"
                 raise OptionError(
                     f"{name} and its module '{path}' cannot both be enabled, as two plans would move the same tensors: "
-                    f"call lmswap.disable on {enabled} first"
+                    f"call lmswap.disable on {first} first"
                 )
 
 
