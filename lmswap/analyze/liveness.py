@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,13 +52,13 @@ def live_ranges(program: Program, released: Collection[int] = ()) -> dict[int, L
     Raises:
         CaptureError: an op reads a buffer of the step before any op has written it.
     """
-    uses: dict[int, list[int]] = {}
-    writes: dict[int, list[int]] = {}
+    uses = defaultdict[int, list[int]](list)
+    writes = defaultdict[int, list[int]](list)
     for op in program.ops:
-        for buffer in dict.fromkeys((*op.reads, *op.writes)):
-            uses.setdefault(buffer, []).append(op.index)
+        for buffer in dict.fromkeys(op.reads + op.writes):
+            uses[buffer].append(op.index)
         for buffer in dict.fromkeys(op.writes):
-            writes.setdefault(buffer, []).append(op.index)
+            writes[buffer].append(op.index)
     return {
         buffer: _live_range(program, buffer, tuple(found), tuple(writes.get(buffer, ())), buffer in released)
         for buffer, found in sorted(uses.items())

@@ -11,6 +11,8 @@ def repeatable_ops(program: Program) -> tuple[bool, ...]:
     True if the op is marked repeatable, creates only buffers that nothing else writes, and reads nothing that is
     written later, by the step or by its caller.
     """
+    if not any(op.is_repeatable for op in program.ops):  # as of a step that hooks recorded
+        return (False,) * len(program.ops)
     first_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
     for op in program.ops:

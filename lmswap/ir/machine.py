@@ -64,11 +64,10 @@ class Rate:
         """Seconds that one copy of ``nbytes`` takes when nothing else uses the link; 0 bytes take 0."""
         if nbytes <= 0:
             return 0.0
-        sizes = [size for size, _ in self.points]
-        right = bisect.bisect_left(sizes, nbytes)
+        right = bisect.bisect_left(self.points, (nbytes,))  # before a point of the same size
         if right == 0:
             return self.points[0][1]
-        if right == len(sizes):
+        if right == len(self.points):
             size, seconds = self.points[-1]
             return seconds * nbytes / size
         (size0, seconds0), (size1, seconds1) = self.points[right - 1], self.points[right]

@@ -136,11 +136,14 @@ def reprice(
     Raises:
         PlanInvalid: ``plan`` is not one for ``program``.
     """
-    predicted = simulate(program, costs, machine, plan)
+    memory = StepMemory(program, costs)
+    problem = Problem(memory, machine, machine.tier(tier), plan.budget_bytes, min_swap_bytes)
+    predicted = problem.timeline(plan.swaps, plan.recomputes)
     budget_bytes = max(plan.budget_bytes, predicted.peak_bytes)
+    if budget_bytes > plan.budget_bytes:
+        problem = replace(problem, budget_bytes=budget_bytes)
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
     certificate = certificate or certify(program, costs, machine, tier=tier, **limits)
-    problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), **limits)
     priced = replace(
         plan,
         budget_bytes=budget_bytes,

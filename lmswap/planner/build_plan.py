@@ -9,7 +9,6 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.planner.memory.pack_tier import assign_offsets
 from lmswap.planner.problem import Problem
-from lmswap.planner.simulate import simulate_swaps
 
 
 def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes: Sequence[Recompute] = ()) -> Plan:
@@ -18,7 +17,7 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
     Raises:
         TierError: the tier is too small for the host copies held at one time.
     """
-    runs, memory = problem.memory.scheduled(recomputes)
+    runs, _ = problem.memory.scheduled(recomputes)
     placed, capacity_bytes = assign_offsets(runs.program, swaps)
     if capacity_bytes > problem.tier.held_bytes:
         raise TierError(
@@ -26,7 +25,8 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
             f"{format_bytes(problem.tier.held_bytes)}; give a larger budget, or make room there"
             + ("" if problem.tier.name == "disk" else ", or use tier='disk'")
         )
-    timeline = simulate_swaps(memory, problem.machine, placed)
+    recomputes = tuple(recomputes)
+    timeline = problem.timeline(placed, recomputes)
     return Plan(
         policy=policy,
         budget_bytes=problem.budget_bytes,
@@ -34,5 +34,5 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
         predicted_seconds=timeline.seconds,
         predicted_peak_bytes=timeline.peak_bytes,
         tier_bytes={problem.tier.name: capacity_bytes} if placed else {},
-        recomputes=tuple(recomputes),
+        recomputes=recomputes,
     )

@@ -9,7 +9,6 @@ from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind
 from lmswap.ir.timeline import Lane
 from lmswap.planner.problem import Problem
-from lmswap.planner.simulate import simulate_swaps
 
 _REASON_BY_KIND = {
     BufferKind.PARAMETER: "keep: a parameter, it lives outside the step",
@@ -29,7 +28,7 @@ def explain_plan(problem: Problem, plan: Plan) -> dict[int, str]:
 class _Explainer:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         runs, memory = problem.memory.scheduled(plan.recomputes)
-        timeline = simulate_swaps(memory, problem.machine, plan.swaps)
+        timeline = problem.timeline(plan.swaps, plan.recomputes)
         self._problem, self._memory = problem, memory
         self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
         self._swaps: dict[int, list[Swap]] = {}

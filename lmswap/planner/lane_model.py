@@ -5,8 +5,6 @@ from __future__ import annotations
 from lmswap.ir.machine import Host, Link
 from lmswap.ir.timeline import Lane
 
-_OTHER = {Lane.OUT: Lane.IN, Lane.IN: Lane.OUT}
-
 
 class Lanes:
     """Compute and two first-in-first-out copy lanes, in seconds from the start of the step.
@@ -23,7 +21,7 @@ class Lanes:
         self.clock = 0.0
         self._host = host or Host(0.0, 0.0)
         self._queued = 0.0  # when the host has queued everything so far
-        self._ends = {Lane.OUT: 0.0, Lane.IN: 0.0}  # of the last copy queued
+        self._out_end = self._in_end = 0.0  # of the last copy queued
         self._compute_factor = 1.0  # while that copy runs
 
     def queue_copy(self) -> None:
@@ -35,18 +33,26 @@ class Lanes:
         self._queue(self._host.op_seconds)
 
     def _queue(self, seconds: float) -> None:
-        self._queued += seconds
-        self.wait(self._queued)
+        if seconds:
+            self._queued += seconds
+            self.wait(self._queued)
 
     def copy(self, lane: Lane, link: Link, nbytes: int) -> tuple[float, float]:
         """Starts a copy on a lane of ``link`` as soon as that is free; returns its start and end."""
-        rate = link.out_rate if lane is Lane.OUT else link.in_rate
-        seconds, share = rate.seconds(nbytes), max(0.0, 2 * link.both_factor - 1)
-        start = max(self.clock, self._ends[lane])
-        # The other lane's remaining copies run without a pause: none is queued for later than now.
-        beside = max(0.0, self._ends[_OTHER[lane]] - start)
-        end = start + seconds / share if seconds < beside * share else start + seconds + beside * (1 - share)
-        self._ends[lane] = end
+        is_out = lane is Lane.OUT
+        own_end, other_end = (self._out_end, self._in_end) if is_out else (self._in_end, self._out_end)
+        seconds = (link.out_rate if is_out else link.in_rate).seconds(nbytes)
+        start = end = own_end if own_end > self.clock else self.clock
+        if other_end <= start:
+            end += seconds
+        else:
+            # The other lane's remaining copies run without a pause: none is queued for later than now.
+            share, beside = max(0.0, 2 * link.both_factor - 1), other_end - start
+            end += seconds / share if seconds < beside * share else seconds + beside * (1 - share)
+        if is_out:
+            self._out_end = end
+        else:
+            self._in_end = end
         self._compute_factor = link.compute_factor
         return start, end
 
@@ -65,4 +71,5 @@ class Lanes:
 
     def _beside(self) -> float:
         """Seconds for which queued copies will still run: lanes run without a pause."""
-        return max(0.0, *(end - self.clock for end in self._ends.values()))
+        end = self._out_end if self._out_end > self._in_end else self._in_end
+        return end - self.clock if end > self.clock else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,8 +12,10 @@ from lmswap.analyze.liveness import Gap, segment_by_op, swappable_gaps
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Tier
-from lmswap.ir.plan import Recompute
+from lmswap.ir.plan import Recompute, Swap
 from lmswap.ir.program import Segment
+from lmswap.ir.timeline import Timeline
+from lmswap.planner.simulate import simulate_swaps
 
 # Positions are chosen for a link of this share of its rate. Plans without slack, for V100 to H200, lost 1.4 to 4 % of
 # step time when the link was 10 % slower; slack costs only memory that is free anyway.
@@ -33,6 +35,9 @@ class Problem:
     target_seconds: float = 0.0  # plans at or below it are not improved further
     asks_need: bool = True  # PlanInfeasible must carry the smallest budget that fits, which takes several searches
     least_budget: tuple[int, int] = (0, 0)  # proved lower bound on the budget of any plan, and the op where
+    _last: list[tuple[Sequence[Swap], Sequence[Recompute], Timeline]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )  # the last simulation
 
     @property
     def link(self) -> Link:
@@ -83,6 +88,16 @@ class Problem:
             changes[gap.after + 1] -= self.nbytes(gap.buffer)
             changes[gap.before] += self.nbytes(gap.buffer)
         return self.memory.curve + np.cumsum(changes[:-1])
+
+    def timeline(self, swaps: Sequence[Swap], recomputes: Sequence[Recompute]) -> Timeline:
+        """The predicted timeline of a plan; that of the last one is kept, by the identity of its parts."""
+        for known_swaps, known_recomputes, timeline in self._last:
+            if known_swaps is swaps and known_recomputes is recomputes:
+                return timeline
+        _, memory = self.memory.scheduled(recomputes)
+        timeline = simulate_swaps(memory, self.machine, swaps)
+        self._last[:] = [(swaps, recomputes, timeline)]
+        return timeline
 
     def fits(self, gaps: Sequence[Gap]) -> bool:
         """Whether the step can fit the budget if ``gaps`` are swapped."""

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from lmswap.analyze.liveness import Gap
 from lmswap.ir.plan import Swap
@@ -153,8 +152,8 @@ class _Placement:
         for trip in self._needed.get(position, ()):
             if trip.release is None and not trip.is_kept:
                 self._keep(trip, position)
-        for trip in list(takewhile(lambda trip: trip.out_end <= self._lanes.clock, self._outgoing)):
-            self._stall_and_free(trip, position)
+        while self._outgoing and (first := next(iter(self._outgoing))).out_end <= self._lanes.clock:
+            self._stall_and_free(first, position)
         for trip in reversed(self._limited.get(position, ())):  # those needed first are kept first
             if trip.release is None and not trip.is_kept:
                 if self._has_room(trip, position) and not self._even_if_late:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.plan import Plan, Swap, SwapAction
+from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.planner.lane_model import Lanes
@@ -62,6 +62,7 @@ def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) 
 class _Run:
     def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap], lanes: Lanes) -> None:
         self._memory, self._swaps, self._lanes = memory, swaps, lanes
+        self._buffers, self._names = memory.program.buffers, memory.program.buffer_names
         self._counted_bytes = [memory.counted_bytes(swap.buffer) for swap in swaps]
         self._links = {tier: machine.tier(tier).link.while_busy for tier in {swap.tier for swap in swaps}}
         self._resident_bytes = 0
@@ -71,54 +72,56 @@ class _Run:
         self._in_end: dict[int, float] = {}
 
     def timeline(self) -> Timeline:
-        memory, lanes = self._memory, self._lanes
-        program, costs = memory.program, memory.costs
-        actions = self._actions()
-        for position in range(len(program.ops) + 1):
-            self._resident_bytes -= memory.dead_bytes[position]
-            for rank, number in actions.get(position, ()):
-                self._act(rank, number)
-            self._resident_bytes += memory.born_bytes[position]
-            if position == len(program.ops):
-                break
-            self._curve.append((lanes.clock, self._resident_bytes + costs.scratch_bytes[position]))
-            name = program.ops[position].name
-            self._queue(lanes.queue_op, name)
+        memory, lanes, spans, curve = self._memory, self._lanes, self._spans, self._curve
+        actions, born_bytes, dead_bytes = self._actions(), memory.born_bytes, memory.dead_bytes
+        steps = zip(memory.program.ops, memory.costs.seconds, memory.costs.scratch_bytes, strict=True)
+        for position, (op, seconds, scratch_bytes) in enumerate(steps):
+            self._resident_bytes -= dead_bytes[position]
+            for act, number in actions.get(position, ()):
+                act(number)
+            self._resident_bytes += born_bytes[position]
+            curve.append((lanes.clock, self._resident_bytes + scratch_bytes))
+            self._queue(lanes.queue_op, op.name)
             start = lanes.clock
-            lanes.run(costs.seconds[position])
-            self._spans.append(Span(Lane.COMPUTE, name, start, lanes.clock))
-        self._curve.append((lanes.clock, self._resident_bytes))
-        return Timeline("predicted", tuple(self._spans), tuple(self._curve))
+            lanes.run(seconds)
+            spans.append(Span(Lane.COMPUTE, op.name, start, lanes.clock))
+        curve.append((lanes.clock, self._resident_bytes - dead_bytes[-1]))
+        return Timeline("predicted", tuple(spans), tuple(curve))
 
-    def _actions(self) -> dict[int, list[tuple[SwapAction, int]]]:
-        actions: dict[int, list[tuple[SwapAction, int]]] = defaultdict(list)
-        for number, swap in enumerate(self._swaps):
-            for position, action in swap.actions():
-                actions[position].append((action, number))
-        for found in actions.values():
-            found.sort()
-        return actions
+    def _actions(self) -> dict[int, list[tuple[Callable[[int], None], int]]]:
+        """By position: the actions of swaps, by number, in their order."""
+        swaps = self._swaps
+        found = defaultdict[int, list[tuple[Callable[[int], None], int]]](list)
+        for act, positions in (
+            (self._start_out, [swap.out_start for swap in swaps]),
+            (self._release, [swap.release for swap in swaps]),
+            (self._start_in, [swap.in_start for swap in swaps]),
+            (self._await, [swap.first_use for swap in swaps]),
+        ):
+            for number, position in enumerate(positions):
+                if position is not None:
+                    found[position].append((act, number))
+        return found
 
-    def _act(self, action: SwapAction, number: int) -> None:
-        swap, nbytes = self._swaps[number], self._counted_bytes[number]
-        match action:
-            case SwapAction.OUT_START:
-                self._out_end[number] = self._copy(Lane.OUT, swap)
-            case SwapAction.RELEASE:
-                self._stall(self._out_end.get(number, 0.0), swap, "leave")
-                self._resident_bytes -= nbytes
-                self._curve.append((self._lanes.clock, self._resident_bytes))
-            case SwapAction.IN_START:
-                # Its own copy out has ended: release, which is no later, has waited for it.
-                self._in_end[number] = self._copy(Lane.IN, swap)
-                self._resident_bytes += nbytes
-                self._curve.append((self._lanes.clock, self._resident_bytes))
-            case SwapAction.FIRST_USE:
-                self._stall(self._in_end[number], swap, "arrive")
+    def _start_out(self, number: int) -> None:
+        self._out_end[number] = self._copy(Lane.OUT, self._swaps[number])
+
+    def _release(self, number: int) -> None:
+        self._stall(self._out_end.get(number, 0.0), self._swaps[number], "leave")
+        self._resident_bytes -= self._counted_bytes[number]
+        self._curve.append((self._lanes.clock, self._resident_bytes))
+
+    def _start_in(self, number: int) -> None:
+        # Its own copy out has ended: release, which is no later, has waited for it.
+        self._in_end[number] = self._copy(Lane.IN, self._swaps[number])
+        self._resident_bytes += self._counted_bytes[number]
+        self._curve.append((self._lanes.clock, self._resident_bytes))
+
+    def _await(self, number: int) -> None:
+        self._stall(self._in_end[number], self._swaps[number], "arrive")
 
     def _copy(self, lane: Lane, swap: Swap) -> float:
-        program = self._memory.program
-        name, nbytes = program.buffer_names[swap.buffer], program.buffers[swap.buffer].nbytes
+        name, nbytes = self._names[swap.buffer], self._buffers[swap.buffer].nbytes
         self._queue(self._lanes.queue_copy, name)
         start, end = self._lanes.copy(lane, self._links[swap.tier], nbytes)
         self._spans.append(Span(lane, name, start, end, nbytes, swap.buffer))
@@ -134,5 +137,5 @@ class _Run:
         start = self._lanes.clock
         self._lanes.wait(until)
         if self._lanes.clock > start:
-            name = f"{self._memory.program.buffer_names[swap.buffer]} to {what}"
+            name = f"{self._names[swap.buffer]} to {what}"
             self._spans.append(Span(Lane.STALL, name, start, self._lanes.clock, 0, swap.buffer))

@@ -45,17 +45,19 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
     Raises:
         PlanInvalid: names the rule that is broken, where, and how.
     """
-    _check_recomputes(program, plan)
-    runs = schedule(program, plan.recomputes)
-    _check_contents(program, runs)
-    program, costs = runs.program, runs.costs(costs)
-    uses: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
-    writes: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
+    if plan.recomputes:
+        _check_recomputes(program, plan)
+        runs = schedule(program, plan.recomputes)
+        _check_contents(program, runs)
+        program, costs = runs.program, runs.costs(costs)
+    uses: list[list[int]] = [[] for _ in program.buffers]
+    writes: list[list[int]] = [[] for _ in program.buffers]
     for op in program.ops:
         for buffer in {*op.reads, *op.writes}:
             uses[buffer].append(op.index)
         for buffer in set(op.writes):
             writes[buffer].append(op.index)
+    segments = _segments(program)
     trips: dict[int, list[Swap]] = {}  # by buffer: those that were checked
     for swap in plan.swaps:
         earlier = trips.setdefault(swap.buffer, [])
@@ -64,17 +66,17 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
         _check_residency(swap, uses[swap.buffer])
         _check_copy(swap, earlier, writes[swap.buffer])
         _check_overlap(swap, earlier)
-        _check_segments(program, swap, earlier, uses[swap.buffer])
+        _check_segments(segments, swap, earlier, uses[swap.buffer])
         earlier.append(swap)
     _check_lanes(plan)
     _check_tiers(program, machine, plan)
-    peak_bytes = _check_capacity(program, costs, plan, uses)
+    peak_bytes = _check_capacity(program, costs, plan, uses, segments)
     _check_prediction(plan, peak_bytes)
 
 
 def _check_recomputes(program: Program, plan: Plan) -> None:
     writers = Counter(buffer for op in program.ops for buffer in set(op.writes))
-    unguarded = unguarded_buffers(program)
+    unguarded, segments = unguarded_buffers(program), _segments(program)
     for number, recompute in enumerate(plan.recomputes):
         if not 0 <= recompute.op < recompute.position < len(program.ops):
             raise PlanInvalid(
@@ -91,7 +93,7 @@ def _check_recomputes(program: Program, plan: Plan) -> None:
                 raise PlanInvalid("recomputes", "another op writes what it makes", op=recompute.op, buffer=buffer)
         for buffer in unguarded.intersection(program.ops[recompute.op].reads):
             raise PlanInvalid("recomputes", "the caller may have written what it reads", op=recompute.op, buffer=buffer)
-        origin, segment = _segment(program, recompute.op), _segment(program, recompute.position)
+        origin, segment = segments[recompute.op], segments[recompute.position]
         if origin != segment and not _can_pass_values(origin, segment):
             raise PlanInvalid(
                 "recomputes", f"belongs to another segment than position {recompute.position}", op=recompute.op
@@ -102,10 +104,9 @@ def unguarded_buffers(program: Program) -> set[int]:
     """Buffers that the caller holds and a forward reads, but no backward: torch does not detect writes to them."""
     phases: dict[int, set[str]] = {buffer.id: set() for buffer in program.buffers}
     is_own: dict[int, bool] = {}  # by buffer: whether the first op that names it makes it
-    for op in program.ops:
-        phase = _segment(program, op.index).phase
+    for op, segment in zip(program.ops, _segments(program), strict=True):
         for buffer in op.reads:
-            phases[buffer].add(phase)
+            phases[buffer].add(segment.phase)
             is_own.setdefault(buffer, False)
         for buffer in op.writes:
             is_own.setdefault(buffer, True)
@@ -197,9 +198,9 @@ def _check_overlap(swap: Swap, earlier: Sequence[Swap]) -> None:
             )
 
 
-def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses: list[int]) -> None:
-    origin = _segment(program, max(use for use in uses if use < swap.release))
-    destination = _segment(program, min(use for use in uses if use >= swap.first_use))
+def _check_segments(segments: Sequence[Segment], swap: Swap, earlier: Sequence[Swap], uses: list[int]) -> None:
+    origin = segments[max(use for use in uses if use < swap.release)]
+    destination = segments[min(use for use in uses if use >= swap.first_use)]
     start = origin.start if swap.out_start is None else swap.out_start
     is_passed_directly = _can_pass_values(origin, destination) and origin.stop == destination.start
     if not origin.start <= start <= origin.stop or not (swap.release <= origin.stop or is_passed_directly):
@@ -236,8 +237,9 @@ def _can_pass_values(origin: Segment, destination: Segment) -> bool:
     return (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
 
 
-def _segment(program: Program, op: int) -> Segment:
-    return next(segment for segment in program.segments if segment.start <= op < segment.stop)
+def _segments(program: Program) -> list[Segment]:
+    """By op: its segment."""
+    return [segment for segment in program.segments for _ in range(segment.start, segment.stop)]
 
 
 def _check_lanes(plan: Plan) -> None:
@@ -279,13 +281,18 @@ def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
                 raise PlanInvalid("tier", f"overlaps buffer {buffer} in the tier", buffer=other)
 
 
-def _check_capacity(program: Program, costs: OpCosts, plan: Plan, uses: dict[int, list[int]]) -> int:
-    resident = np.array(costs.scratch_bytes, np.int64)
+def _check_capacity(
+    program: Program, costs: OpCosts, plan: Plan, uses: list[list[int]], segments: Sequence[Segment]
+) -> int:
+    change = [0] * (len(program.ops) + 1)  # of resident bytes, by position
     for buffer in program.buffers:
-        start, stop = _lifetime(program, buffer.kind, uses[buffer.id])
-        resident[start:stop] += buffer.nbytes
+        start, stop = _lifetime(segments, buffer.kind, uses[buffer.id])
+        change[start] += buffer.nbytes
+        change[stop] -= buffer.nbytes
     for swap in plan.swaps:
-        resident[swap.release : swap.in_start] -= program.buffers[swap.buffer].nbytes
+        change[swap.release] -= program.buffers[swap.buffer].nbytes
+        change[swap.in_start] += program.buffers[swap.buffer].nbytes
+    resident = np.array(costs.scratch_bytes, np.int64) + np.cumsum(np.array(change[:-1], np.int64))
     peak_bytes = int(resident.max(initial=0))
     if peak_bytes > plan.budget_bytes:
         raise PlanInvalid(
@@ -294,13 +301,13 @@ def _check_capacity(program: Program, costs: OpCosts, plan: Plan, uses: dict[int
     return peak_bytes
 
 
-def _lifetime(program: Program, kind: BufferKind, uses: list[int]) -> tuple[int, int]:
+def _lifetime(segments: Sequence[Segment], kind: BufferKind, uses: list[int]) -> tuple[int, int]:
     if not uses or kind in (BufferKind.PARAMETER, BufferKind.INPUT):
         return 0, 0
     if kind is BufferKind.TANGENT:
-        return _segment(program, uses[0]).start, _segment(program, uses[-1]).stop
+        return segments[uses[0]].start, segments[uses[-1]].stop
     if kind in (BufferKind.OUTPUT, BufferKind.GRADIENT):
-        return uses[0], len(program.ops)
+        return uses[0], len(segments)
     return uses[0], uses[-1] + 1
 
 

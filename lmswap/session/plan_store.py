@@ -248,7 +248,6 @@ class StepPlans:
         plan, costs, machine = planned.plan, planned.costs, planned.machine
         for tier, nbytes in plan.tier_bytes.items():
             self._reserve(tier, nbytes)
-        predicted = simulate(joined.program, costs, machine, plan)
         choices = self._retention.choices if retention is None else (retention,)
         most_bytes = allowance.step_bytes + GROWTH_BYTES
         places, retention = self._planner.first_layout(joined.program, costs, plan, choices, most_bytes)
@@ -260,7 +259,6 @@ class StepPlans:
             planned.room,
             graphs,
             joined,
-            predicted,
             allowance,
             allowance,
             origin,
@@ -284,15 +282,9 @@ class StepPlans:
 
     def predict(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with a new prediction, without the memory that is measured as in use between steps."""
-        predicted = simulate(
-            step.joined.program,
-            step.costs,
-            step.machine,
-            step.plan,
-            counted_from_bytes=self._memory.counted_from_bytes(),
-            released=step.history.released,
-        )
-        found = self._steps[step.graphs] = replace(step, predicted=predicted)
+        counted_from_bytes, released = self._memory.counted_from_bytes(), step.history.released
+        found = replace(step, counted_from_bytes=counted_from_bytes, released=released)
+        self._steps[step.graphs] = found
         return found
 
     def keep_overdrawn(self, step: PlannedStep) -> None:

@@ -12,6 +12,7 @@ from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
+from lmswap.planner import simulate
 from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 
@@ -59,13 +60,27 @@ class PlannedStep(CachedPlan):
 
     graphs: tuple[int, ...]
     joined: Joined
-    predicted: Timeline
     allowance: Allowance
     made_with: Allowance  # the allowance when the plan was activated
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     places: ArenaLayout | None = None  # offsets of its tensors, with an arena
     is_overdrawn: bool = False  # exceeds its allowance, and no plan was found that does not
     history: History = NO_HISTORY
+    # The prediction counts no smaller buffers, and these outputs and tangents only while the step needs them.
+    counted_from_bytes: int = 0
+    released: frozenset[int] = frozenset()
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """The predicted timeline, simulated when it is first read."""
+        return simulate(
+            self.joined.program,
+            self.costs,
+            self.machine,
+            self.plan,
+            counted_from_bytes=self.counted_from_bytes,
+            released=self.released,
+        )
 
     @property
     def moves(self) -> bool:

@@ -22,6 +22,7 @@ from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
 from lmswap.session.budget import BudgetTracker
+from lmswap.session.collection_pause import collection_paused
 from lmswap.session.diagnostics import Notes, warn
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, Phase, PlannedStep
@@ -105,6 +106,7 @@ class Replanner:
         run = self._runs.pop(first, None)
         return run if run is not None and self._plans.get(run.graphs) is not None else None  # it may be evicted
 
+    @collection_paused()
     def apply(self, run: StepRun, released: Callable[[], frozenset[int]]) -> bool:
         """Count what ``run`` has shown, and replan its step if that is a cause, before one like it runs.
 

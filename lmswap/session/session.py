@@ -45,6 +45,7 @@ from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
+from lmswap.session.collection_pause import collection_paused
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.diagnostics import Notes, crowded_out
 from lmswap.session.engine_setup import describe_choices, has_places, open_device
@@ -183,6 +184,7 @@ class Session:
 
         return run
 
+    @collection_paused()
     def plan_recorded(self, recorded: Recorded) -> SavedSequence:
         """Plan a step that was recorded by saved-tensor hooks.
 
@@ -414,6 +416,7 @@ class Session:
         costs = join_costs(joined, [graph.costs for graph in graphs])
         self._make(indices, joined, costs, self.plans.load_cached(joined.program))
 
+    @collection_paused()
     def _make(self, indices: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None) -> PlannedStep:
         """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately."""
         while True:
@@ -438,7 +441,10 @@ class Session:
         with reported(f"{self.name}, another plan", "compiling"):
             for index in indices:
                 self._graph(index).follow(indices)
-        self.memory.collect()
+        if any(isinstance(self.graphs[index], CapturedGraph) for index in indices):
+            self.memory.collect()
+        else:
+            self.memory.compact()
 
 
 def _is_of_capture(error: BaseException) -> bool:

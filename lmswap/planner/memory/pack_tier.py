@@ -48,8 +48,8 @@ def pack(
     improved for ``most_visits`` (1e8 take some 0.1 s).
     """
     rows = [
-        (block.start, block.stop, block.nbytes, _or_none(block.above), _or_none(block.group))
-        for block in _rounded(blocks, unit_bytes)
+        (block.start, block.stop, _rounded(block.nbytes, unit_bytes), _or_none(block.above), _or_none(block.group))
+        for block in blocks
     ]
     offsets, capacity_bytes = _core.pack(rows, apart_bytes=apart_bytes, most_visits=most_visits)
     return Packing(tuple(offsets), capacity_bytes)
@@ -61,9 +61,11 @@ def _or_none(number: int | None) -> int:
 
 def live_bytes(blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES) -> int:
     """The most bytes, in whole units, held at one time: no packing needs less."""
-    blocks = _rounded(blocks, unit_bytes)
+    sizes = [_rounded(block.nbytes, unit_bytes) for block in blocks]
     changes = sorted(
-        change for block in blocks for change in ((block.start, block.nbytes), (block.stop, -block.nbytes))
+        change
+        for block, nbytes in zip(blocks, sizes, strict=True)
+        for change in ((block.start, nbytes), (block.stop, -nbytes))
     )
     held = most = 0
     for _, change in changes:
@@ -72,8 +74,8 @@ def live_bytes(blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES) -> int:
     return most
 
 
-def _rounded(blocks: Sequence[Block], unit_bytes: int) -> list[Block]:
-    return [replace(block, nbytes=-(-block.nbytes // unit_bytes) * unit_bytes) for block in blocks]
+def _rounded(nbytes: int, unit_bytes: int) -> int:
+    return -(-nbytes // unit_bytes) * unit_bytes
 
 
 def assign_offsets(program: Program, swaps: Sequence[Swap]) -> tuple[tuple[Swap, ...], int]:

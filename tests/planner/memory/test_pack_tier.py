@@ -115,3 +115,11 @@ def test_a_copy_keeps_its_offset_for_all_swaps_that_read_it():
     assert capacity_bytes == 2 * PAGE_BYTES
     anew = (*swaps[:2], Swap(a, "host", 0, 6, 6, 7, 8))  # a second copy out: the first one's place was free from 3 on
     assert assign_offsets(step.program, anew)[1] == 2 * PAGE_BYTES
+
+
+def test_blocks_held_at_one_time_are_stacked_as_first_fit_would_place_them():
+    blocks = [Block(at, 200 - at % 7 - at, (1 + at % 5) * PAGE_BYTES) for at in range(60)]
+    stacked = pack(blocks)
+    with_another = pack([*blocks, Block(300, 301, PAGE_BYTES)])  # not held with them
+    assert stacked.offsets == with_another.offsets[:-1]
+    assert stacked.capacity_bytes == sum(block.nbytes for block in blocks)
