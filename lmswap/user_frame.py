@@ -6,8 +6,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -50,14 +51,24 @@ def user_line_and_module(names: Mapping[int, str]) -> tuple[str, str]:
 
     ``names`` are those of modules, by identity.
     """
-    source, module = "", ""
+    source: str | None = None
+    module: str | None = None
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (source and module):
-        path = frame.f_code.co_filename
-        if not source and is_users(path):
-            source = f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
-        if not module and isinstance(owner, torch.nn.Module):
-            module = names.get(id(owner), "")
+    while frame is not None and (source is None or module is None):
+        file, is_method = _describe(frame.f_code)
+        if source is None and file:
+            source = f"{file}:{frame.f_lineno}"
+        if module is None and is_method:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, torch.nn.Module):
+                module = names.get(id(owner))  # that of the model itself is ""
         frame = frame.f_back
-    return source, module
+    return source or "", module or ""
+
+
+@lru_cache(maxsize=1024)
+def _describe(code: CodeType) -> tuple[str, bool]:
+    """Return the file's name if it is the user's code, else ""; and whether it may be a method of a module."""
+    path, variables = code.co_filename, (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    is_method = "self" in variables and not path.startswith(f"{_LMSWAP}/")
+    return path.rsplit("/", 1)[-1] if is_users(path) else "", is_method

@@ -114,11 +114,16 @@ class Recording:
         self._present, self._stayed_bytes = frozenset[int](), 0
         self._started = 0.0
 
-    def begin(self, phase: str) -> None:
-        """Start an interval; ``phase`` is "forward", "loss" or "backward"."""
-        self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
-        self._present, self._stayed_bytes, held = self.presence.observe()
-        self._held |= held
+    def begin(self, phase: str, transit_bytes: int) -> None:
+        """Start an interval; ``phase`` is "forward", "loss" or "backward".
+
+        ``transit_bytes`` of storages are resident only because their copies are under way.
+        """
+        self._into = self._forward if phase == "forward" else self._backward if phase == "backward" else []
+        self._present, stayed_bytes, held = self.presence.observe()
+        self._stayed_bytes = stayed_bytes + transit_bytes
+        if held:
+            self._held |= held
         self._verification_bytes = self._find_verification_bytes()
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
@@ -149,7 +154,7 @@ class Recording:
         self._groups.append((node, {number: None}))
 
     def unpack_more(self, number: int, stayed_bytes: int) -> None:
-        """Record another storage unpacked by that node; ``stayed_bytes``: its part of the bytes assumed evictable."""
+        """Record another storage unpacked by that node; ``stayed_bytes``: its part of the bytes named by no event."""
         self._stayed_bytes -= stayed_bytes
         self._groups[-1][1][number] = None
 

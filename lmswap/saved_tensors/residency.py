@@ -14,6 +14,7 @@ from lmswap.saved_tensors.weak_values import Alive
 
 # Limit of storages with other owners that are examined at each event, and named by each op of the program.
 _MOST_USED = 64
+_NO_NUMBERS = frozenset[int]()
 
 
 class Present(NamedTuple):
@@ -45,6 +46,10 @@ class Presence:
         self._watched[storage.number] = None
         return self._forget(storage.number)
 
+    def ignore(self, number: int) -> None:
+        """Track that storage no longer: it is resident for as long as a copy of it is under way."""
+        self._watched.pop(number, None)
+
     def watch_all(self) -> None:
         """Track all storages."""
         self._stayed.clear()
@@ -65,13 +70,14 @@ class Presence:
                 self._keep(storage)
             else:
                 used.append(storage)
-        # Storages kept by a plan that the step has left have no other owners, and the next plan may swap them out.
-        held = [storage for storage in used[:-_MOST_USED] if not storage.can_swap_out()]
-        for storage in held:
-            self._keep(storage)
-        held_numbers = frozenset(storage.number for storage in held)
-        numbers = frozenset(storage.number for storage in used) - held_numbers
-        return Present(numbers, self._stayed_bytes, held_numbers)
+        held = _NO_NUMBERS
+        if len(used) > _MOST_USED:
+            # Storages kept by a plan that the step has left have no other owners, and the next plan may swap them out.
+            keeping = [storage for storage in used[:-_MOST_USED] if not storage.can_swap_out()]
+            for storage in keeping:
+                self._keep(storage)
+            held = frozenset([storage.number for storage in keeping])
+        return Present(frozenset([storage.number for storage in used]) - held, self._stayed_bytes, held)
 
     def _keep(self, storage: SavedStorage) -> None:
         del self._watched[storage.number]

@@ -103,6 +103,13 @@ class SavedStorage:
                 self._token = engine.out_start(self._tensor, self.number, tier, offset, False)
         return self._token is not None
 
+    def swap_out_alone(self, tier: str, offset: int) -> bool:
+        """As `swap_out`, but a copy is not valid while others own the storage: they may write it."""
+        if self._tensor is None or self.can_swap_out():
+            return self.swap_out(tier, offset)
+        self._token = None
+        return False
+
     def release(self) -> bool:
         """Free the device memory if the tier has a valid copy, or can get one at the offset of the last swap-out.
 

@@ -60,6 +60,11 @@ class HookContext(Protocol):
 # that many events have passed that the amortized cost is the same.
 _MOST_TRIED = 64
 
+# Without a plan: bytes that may be resident while they are on their way to the tier, so that nothing waits for each of
+# many small copies, or on their way back before they are needed. A larger storage is waited for at once. It is half of
+# the growth that budgets leave room for (`lmswap.session.allowance.GROWTH_BYTES`).
+_MOST_IN_TRANSIT_BYTES = 4 * 2**20
+
 
 class _PendingSwapOut(NamedTuple):
     """A swap-out deferred while the storage has other owners; its memory is to be free from position ``release`` on."""
@@ -70,7 +75,7 @@ class _PendingSwapOut(NamedTuple):
 
 
 class EagerStep:
-    """Implements the saved-tensor hooks of one step. Saved tensors own the step, and it owns none of them."""
+    """Implements the saved-tensor hooks of one step. Saved tensors own the step, and it owns none but those in transit."""
 
     def __init__(
         self,
@@ -101,13 +106,18 @@ class EagerStep:
         self._num_events = 0  # since all of these were retried
         self._kept = set[int]()  # numbers of storages kept resident without a plan
         self._spare_bytes = host.spare_bytes() if planned is None else 0  # room for more of these
+        # Without a plan, by number: storages whose copy out has been queued, and those prefetched. Memory of what dies
+        # meanwhile is free only when its copy has been waited for.
+        self._in_transit: dict[int, SavedStorage] = {}
+        self._transit_bytes = 0
+        self._next_prefetch: int | None = None  # number of the storage to prefetch next; None before the backward
         self._saves: list[tuple[int, int]] = []
         self._needs: list[int] | None = None  # None while the forward runs
         self._task = -1  # autograd's graph task of the backward pass
         self._node: tuple[int, int] | None = None  # that graph task, and the sequence number of its running node
         self._in_use: list[weakref.ref[SavedStorage]] = []  # unpacked by that node, and needed by no later one
         if planned is None and records:
-            self._record(Recorded()).begin("forward")
+            self._record(Recorded()).begin("forward", 0)
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Pack hook: autograd saves ``tensor``."""
@@ -132,7 +142,7 @@ class EagerStep:
             self._host.begin_op()
         elif self.recording is not None:
             self.recording.pack(storage.number, storage.nbytes, tensor, self._host.module_names)
-            self.recording.begin("forward")
+            self.recording.begin("forward", self._transit_bytes)
         return saved
 
     def end_forward(self) -> None:
@@ -145,8 +155,9 @@ class EagerStep:
         elif self.planned is not None and len(self._saves) != len(self.planned.saves):
             self._leave_plan(position)
         self._advance(position)
+        self._end_transits()
         if self.recording is not None:
-            self.recording.begin("loss")
+            self.recording.begin("loss", self._transit_bytes)
 
     @property
     def order(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
@@ -172,6 +183,7 @@ class EagerStep:
         storage = saved.storage
         if storage is None:
             return saved.restore()
+        transit_bytes = self._exit_transit(storage)
         node = current_node()
         if node is None:  # read as an attribute of a grad_fn
             if self.recording is not None:
@@ -181,11 +193,12 @@ class EagerStep:
             self._release(storage)
             return tensor
         running = (current_graph_task_id(), sequence_number(node))
-        stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
+        if self.recording is not None:
+            transit_bytes += self.recording.presence.watch(storage)
         if running != self._node:
             self._begin_node(running, node.name(), storage)
         elif self.recording is not None:
-            self.recording.unpack_more(storage.number, stayed_bytes)
+            self.recording.unpack_more(storage.number, transit_bytes)
         if self.planned is None or self._is_last_need(storage):
             self._in_use.append(weakref.ref(storage))
         tensor = self._restored(saved, node.name())
@@ -254,7 +267,10 @@ class EagerStep:
             self._host.begin_op()
         elif self.recording is not None:
             self.recording.begin_group(name, storage.number, self._held_by_others() if at == 0 else ())
-            self.recording.begin("backward")
+        if self.planned is None:
+            self._prefetch(storage)
+        if self.recording is not None:
+            self.recording.begin("backward", self._transit_bytes)
 
     def _held_by_others(self) -> set[int]:
         """Return the numbers of storages that others have held until now."""
@@ -274,9 +290,10 @@ class EagerStep:
 
     def _end_backward(self) -> None:
         self._end_node()
-        self._node = None
+        self._node = self._next_prefetch = None
         if self.recording is not None:
             self.recording.end()
+        self._end_transits()
         self._host.backward_ends(self)
 
     def _leave_plan(self, position: int) -> None:
@@ -308,10 +325,17 @@ class EagerStep:
         for number in list(self._pending if tries_all else islice(reversed(self._pending), _MOST_TRIED)):
             tier, offset, release = self._pending[number]
             storage = self._storages.get(number)
-            if storage is None or number in self._kept or storage.swap_out(tier, offset):
+            if storage is None or number in self._kept:
                 del self._pending[number]
-            if storage is not None and release <= position and number not in self._kept:
-                storage.release()
+            elif self.planned is not None:
+                if storage.swap_out(tier, offset):
+                    del self._pending[number]
+                if release <= position:
+                    storage.release()
+            elif storage.swap_out_alone(tier, offset):
+                del self._pending[number]
+                if storage.is_on_device:
+                    self._enter_transit(storage)
         if self.planned is not None:
             self._act(self.planned.at(position))
 
@@ -330,11 +354,54 @@ class EagerStep:
             if (storage := self._storages.get(number)) is not None:
                 storage.swap_in()
 
+    def _enter_transit(self, storage: SavedStorage) -> None:
+        """Note that ``storage`` is resident while it is copied; wait for the oldest copies if there are too many."""
+        self._exit_transit(storage)
+        self._in_transit[storage.number] = storage
+        self._transit_bytes += storage.nbytes
+        if self.recording is not None:
+            self.recording.presence.ignore(storage.number)
+        while self._transit_bytes > _MOST_IN_TRANSIT_BYTES:
+            self._end_transit(next(iter(self._in_transit.values())))
+
+    def _exit_transit(self, storage: SavedStorage) -> int:
+        """Count ``storage`` no longer; return its bytes if it was counted, else 0."""
+        if self._in_transit.pop(storage.number, None) is None:
+            return 0
+        self._transit_bytes -= storage.nbytes
+        return storage.nbytes
+
+    def _end_transit(self, storage: SavedStorage) -> None:
+        self._exit_transit(storage)
+        storage.fetch()  # if it was prefetched
+        self._release(storage)
+        if self.recording is not None and storage.is_on_device:
+            self.recording.presence.watch(storage)
+
+    def _end_transits(self) -> None:
+        for storage in tuple(self._in_transit.values()):
+            self._end_transit(storage)
+
+    def _prefetch(self, storage: SavedStorage) -> None:
+        """Swap in ``storage``, and what was saved before it: a backward needs most tensors in reverse order."""
+        storage.swap_in()
+        before = storage.number - 1
+        self._next_prefetch = before if self._next_prefetch is None else min(before, self._next_prefetch)
+        while self._next_prefetch >= 0:
+            following = self._storages.get(self._next_prefetch)
+            if following is not None and not following.is_on_device:
+                if self._transit_bytes + following.nbytes > _MOST_IN_TRANSIT_BYTES:
+                    return
+                following.swap_in()
+                self._enter_transit(following)
+            self._next_prefetch -= 1
+
     def _evict_all(self) -> None:
         self._pending.clear()
         for storage in self._storages:
             self._evict(storage)
         self._advance(0)
+        self._end_transits()
 
     def _evict(self, storage: SavedStorage) -> None:
         """Without a plan: keep ``storage`` if there is room, else swap it out as soon as possible."""
