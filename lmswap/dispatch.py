@@ -44,7 +44,7 @@ from lmswap.session.engine_setup import WHAT_VERIFY_DOES
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons
-from lmswap.torch_compat.modules import eager_call, own_tensors
+from lmswap.torch_compat.modules import all_own_tensors, eager_call, own_tensors
 from lmswap.torch_compat.tracing import clear_fake_cache
 from lmswap.verify.saved_tensors import SavedCheck
 
@@ -377,9 +377,7 @@ class ModelCall:
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
     ) -> EagerStep:
         def resident() -> frozenset[int]:
-            # parameters() and buffers() would take a tenth of a step of many small modules.
-            own = (held for module in self._model.modules() for held in own_tensors(module))
-            return storages_of([*(tensor for held in own for tensor in held.values()), *tensors((args, kwargs))])
+            return storages_of([*all_own_tensors(self._model), *tensors((args, kwargs))])
 
         return EagerStep(self, planned, resident, kind=kind, records=records)
 

@@ -75,7 +75,7 @@ class _PendingSwapOut(NamedTuple):
 
 
 class EagerStep:
-    """Implements the saved-tensor hooks of one step. Saved tensors own the step, and it owns none but those in transit."""
+    """Implements the saved-tensor hooks of one step. Saved tensors own the step; it owns none but those in transit."""
 
     def __init__(
         self,
@@ -91,6 +91,7 @@ class EagerStep:
         Where the step has no plan, or leaves it, it is recorded if it ``records``.
         """
         self._host, self._find_resident = host, resident
+        self._min_swap_bytes = host.min_swap_bytes
         self._resident: frozenset[int] | None = None  # found when the first large tensor is saved
         self.kind, self.planned = kind, planned
         self.graph: int | None = planned.graph if planned is not None else None  # of the plan at its start, for records
@@ -122,9 +123,12 @@ class EagerStep:
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Pack hook: autograd saves ``tensor``."""
         tensor = tensor.detach()  # its grad_fn owns what it has saved: a cycle that cannot be collected
-        if not self._is_swappable(tensor):
+        untyped = _plain_type_storage(tensor)
+        # First the size: most saved tensors are small.
+        if untyped is None or untyped.nbytes() < self._min_swap_bytes or not self._is_swappable(tensor, untyped):
             return SavedTensor(tensor, None)
-        storage = self._storage_of(tensor)
+        storage = self._storage_of(tensor, untyped)
+        del untyped  # an owner
         saved = SavedTensor(tensor, storage)
         self._saves.append((storage.number, storage.nbytes))
         position = len(self._saves)
@@ -193,12 +197,11 @@ class EagerStep:
             self._release(storage)
             return tensor
         running = (current_graph_task_id(), sequence_number(node))
-        if self.recording is not None:
-            transit_bytes += self.recording.presence.watch(storage)
+        stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
         if running != self._node:
-            self._begin_node(running, node.name(), storage)
+            self._begin_node(running, node.name(), storage, was_in_transit=transit_bytes > 0)
         elif self.recording is not None:
-            self.recording.unpack_more(storage.number, transit_bytes)
+            self.recording.unpack_more(storage.number, transit_bytes + stayed_bytes)
         if self.planned is None or self._is_last_need(storage):
             self._in_use.append(weakref.ref(storage))
         tensor = self._restored(saved, node.name())
@@ -216,20 +219,17 @@ class EagerStep:
             self._host.check.compare(saved.made_by, saved.view_of(storage.original), tensor, node)
         return tensor
 
-    def _is_swappable(self, tensor: torch.Tensor) -> bool:
-        """Return whether its storage is large, on the device, and evictable once autograd alone owns it."""
-        if not _is_plain(tensor) or tensor.device != self._host.device:
-            return False
-        storage = tensor.untyped_storage()
-        if storage.nbytes() < self._host.min_swap_bytes:
+    def _is_swappable(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Return whether its storage is on the device, and evictable once autograd alone owns it."""
+        if not has_plain_storage(tensor) or tensor.device != self._host.device:
             return False
         if self._resident is None:
             self._resident = self._find_resident()
         return storage_id(storage) not in self._resident and is_torchs_own(storage)
 
-    def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
+    def _storage_of(self, tensor: torch.Tensor, untyped: torch.UntypedStorage) -> SavedStorage:
         """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
-        untyped, stream = tensor.untyped_storage(), self._streams.current()
+        stream = self._streams.current()
         if stream != self._stream:
             self._streams.together |= {stream, self._stream}
         storage = self._storages.get(self._numbers.get(storage_id(untyped)))
@@ -246,7 +246,7 @@ class EagerStep:
             self.recording.presence.watch(storage)
         return storage
 
-    def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage) -> None:
+    def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage, *, was_in_transit: bool) -> None:
         self._end_node()
         self._node = running
         if self._needs is None:  # a backward inside the model
@@ -267,7 +267,7 @@ class EagerStep:
             self._host.begin_op()
         elif self.recording is not None:
             self.recording.begin_group(name, storage.number, self._held_by_others() if at == 0 else ())
-        if self.planned is None:
+        if self.planned is None and (was_in_transit or not storage.is_on_device):
             self._prefetch(storage)
         if self.recording is not None:
             self.recording.begin("backward", self._transit_bytes)
@@ -318,6 +318,12 @@ class EagerStep:
 
     def _advance(self, position: int) -> None:
         """Execute the actions at a position of the plan, if there is one, and retry pending swap-outs."""
+        if self._pending:
+            self._retry(position)
+        if self.planned is not None:
+            self._act(self.planned.at(position))
+
+    def _retry(self, position: int) -> None:
         self._num_events += 1
         tries_all = self._num_events * _MOST_TRIED >= len(self._pending)
         if tries_all:
@@ -336,8 +342,6 @@ class EagerStep:
                 del self._pending[number]
                 if storage.is_on_device:
                     self._enter_transit(storage)
-        if self.planned is not None:
-            self._act(self.planned.at(position))
 
     def _act(self, actions: Actions | None) -> None:
         if actions is None:
@@ -453,17 +457,19 @@ class LateStep:
 
 
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:
-    """Return the identities of the storages of all plain tensors among ``tensors``, which must stay resident."""
-    return frozenset(
-        storage_id(tensor.untyped_storage())
-        for tensor in tensors
-        if isinstance(tensor, torch.Tensor) and _is_plain(tensor)
-    )
+    """Return the identities of the storages of all tensors among ``tensors``, which must stay resident."""
+    found = map(_plain_type_storage, tensors)
+    return frozenset([storage_id(storage) for storage in found if storage is not None])
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether its storage is all that ``tensor`` consists of."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(tensor)
+def _plain_type_storage(tensor: object) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor of torch's own types; None of others, and of those without one."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return None
+    try:
+        return tensor.untyped_storage()
+    except RuntimeError:  # sparse tensors, and those of torch.func's transforms
+        return None
 
 
 def _runs_foreign_code(node: Any) -> bool:

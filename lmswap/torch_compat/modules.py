@@ -14,6 +14,22 @@ _Dict = dict[str, Tensor | None]
 own_tensors: Callable[[nn.Module], tuple[_Dict, _Dict]] = operator.attrgetter("_parameters", "_buffers")
 
 
+def all_own_tensors(model: nn.Module) -> list[Tensor | None]:
+    """Return the parameters and buffers of ``model``; its `parameters` and `buffers` take several times as long."""
+    tensors: list[Tensor | None] = []
+    seen = set[int]()
+    left: list[nn.Module | None] = [model]
+    while left:
+        module = left.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        tensors += module._parameters.values()
+        tensors += module._buffers.values()
+        left += module._modules.values()
+    return tensors
+
+
 def eager_call(model: nn.Module) -> Callable[..., Any]:
     """Return what a call of ``model`` runs if nothing replaces it: hooks and forward."""
     call: Callable[..., Any] = model._call_impl
