@@ -6,7 +6,7 @@ outside the step and are not part of any curve here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -59,17 +59,18 @@ class StepMemory:
     @cached_property
     def born_bytes(self) -> list[int]:
         """By op: bytes whose live range starts there; the last entry, 0, is the end of the step."""
-        return self._changes("start")
+        return self._changes((live_range.start, live_range.buffer) for live_range in self.ranges.values())
 
     @cached_property
     def dead_bytes(self) -> list[int]:
         """By position: bytes whose live range stops there; they are free before that op's outputs are allocated."""
-        return self._changes("stop")
+        return self._changes((live_range.stop, live_range.buffer) for live_range in self.ranges.values())
 
-    def _changes(self, end: str) -> list[int]:
-        changes = [0] * (len(self.program.ops) + 1)
-        for live_range in self.ranges.values():
-            changes[getattr(live_range, end)] += self.counted_bytes(live_range.buffer)
+    def _changes(self, ends: Iterable[tuple[int, int]]) -> list[int]:
+        changes, buffers, least_bytes = [0] * (len(self.program.ops) + 1), self.program.buffers, self.counted_from_bytes
+        for position, buffer in ends:
+            if buffers[buffer].nbytes >= least_bytes:
+                changes[position] += buffers[buffer].nbytes
         return changes
 
     @cached_property

@@ -33,6 +33,8 @@ class OpCosts:
 
     def with_scratch(self, scratch_bytes: Mapping[int, int]) -> OpCosts:
         """These costs with other scratch bytes, each in one piece, for some ops."""
+        if not scratch_bytes:
+            return self
         pieces = tuple((Piece(scratch_bytes[o]),) if o in scratch_bytes else p for o, p in enumerate(self.pieces))
         scratch = tuple(scratch_bytes.get(o, b) for o, b in enumerate(self.scratch_bytes))
         return replace(self, scratch_bytes=scratch, pieces=pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -20,12 +21,16 @@ _Data = TypeVar("_Data", bound="DataclassInstance")
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:
     """The fields of ``record`` by name, not copied: asdict takes five times as long."""
-    return {name: getattr(record, name) for name in _field_names(type(record))}
+    names, values_of = _getter(type(record))
+    return dict(zip(names, values_of(record), strict=True))
 
 
 @cache
-def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _getter(kind: type[DataclassInstance]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """The names of the fields of ``kind``, and a function that reads them all."""
+    names = tuple(field.name for field in fields(kind))
+    read = operator.attrgetter(*names)
+    return names, read if len(names) > 1 else lambda record: (read(record),)
 
 
 def as_json(data: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -341,13 +342,16 @@ class SavedSequence:
         self._session, self.index, self._recorded = session, index, recorded
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.events: PlannedEvents
-        saved_bytes = sum(buffer.nbytes for buffer in self.program.buffers)
-        self._other_bytes = max(0, StepMemory(self.program, self.costs).peak.nbytes - saved_bytes)
 
     @property
     def spare_bytes(self) -> int:
         """Bytes of its saved tensors that a step like this one, but in another order, may keep on the device."""
         return self._session.plans[self.index,].allowance.step_bytes - self._other_bytes
+
+    @cached_property
+    def _other_bytes(self) -> int:
+        saved_bytes = sum(buffer.nbytes for buffer in self.program.buffers)
+        return max(0, StepMemory(self.program, self.costs).peak.nbytes - saved_bytes)
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Follow the plan of the step of ``graphs``, in steps that begin from now on."""

@@ -127,6 +127,8 @@ def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Bu
 
 def _repeatable(program: Program) -> set[int]:
     """Ops marked repeatable whose outputs no other op writes, and whose inputs are not written later."""
+    if not any(op.is_repeatable for op in program.ops):
+        return set()
     unguarded = unguarded_buffers(program)
     first_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
