@@ -313,7 +313,7 @@ class ModelCall:
             step = self._finished.pop(0)
             if step.recording is None:
                 continue
-            recorded, step.recording = step.recording.recorded(), None  # it refers to the step
+            recorded, step.recording = step.recording.recorded(), None
             same = (other for other in self._sequences if other.events.is_of(recorded))
             sequence, order = next(same, None), hash((recorded.saves, recorded.needs))
             if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):

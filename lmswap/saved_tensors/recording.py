@@ -14,7 +14,7 @@ its start. Hooks can act at these events only, so ops begin only there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -94,16 +94,9 @@ class Recorded:
 class Recording:
     """Records a step that follows no plan, from its beginning or from where it left its plan."""
 
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        base_bytes: int,
-        so_far: Recorded,
-        presence: Presence,
-        verification_bytes: Callable[[], int],
-    ) -> None:
-        """``base_bytes``: tensor bytes before the step; ``verification_bytes``: returns those kept for verification."""
-        self._memory, self._base_bytes, self._find_verification_bytes = memory, base_bytes, verification_bytes
+    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded, presence: Presence) -> None:
+        """``base_bytes``: tensor bytes before the step."""
+        self._memory, self._base_bytes = memory, base_bytes
         self.presence = presence
         self._verification_bytes = 0  # when the interval under way began
         self._packs = list(so_far.packs)
@@ -124,7 +117,7 @@ class Recording:
         self._stayed_bytes = stayed_bytes + transit_bytes
         if held:
             self._held |= held
-        self._verification_bytes = self._find_verification_bytes()
+        self._verification_bytes = self.presence.verification_bytes
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
         self._started = time.perf_counter()

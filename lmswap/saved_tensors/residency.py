@@ -38,6 +38,10 @@ class Presence:
         self._watched: dict[int, None] = {}
         self._stayed: dict[int, int] = {}  # bytes by number: no other owners, kept resident
         self._stayed_bytes = 0
+        self._originals: dict[int, int] = {}  # bytes by number that only verification keeps on the device
+        self.verification_bytes = 0  # their sum
+        for storage in storages:
+            self.note_released(storage)
         self.watch_all()
 
     def watch(self, storage: SavedStorage) -> int:
@@ -50,6 +54,12 @@ class Presence:
         """Track that storage no longer: it is resident for as long as a copy of it is under way."""
         self._watched.pop(number, None)
 
+    def note_released(self, storage: SavedStorage) -> None:
+        """Note that the memory of ``storage`` may have been released, apart from what verification keeps."""
+        if storage.number not in self._originals and (nbytes := storage.verification_bytes):
+            self._originals[storage.number] = nbytes
+            self.verification_bytes += nbytes
+
     def watch_all(self) -> None:
         """Track all storages."""
         self._stayed.clear()
@@ -61,6 +71,7 @@ class Presence:
         for number in self._storages.take_dead():
             self._watched.pop(number, None)
             self._forget(number)
+            self.verification_bytes -= self._originals.pop(number, 0)
         used: list[SavedStorage] = []
         for number in tuple(self._watched):
             storage = self._storages.get(number)

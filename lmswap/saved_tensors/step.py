@@ -285,8 +285,11 @@ class EagerStep:
         self._in_use.clear()
 
     def _release(self, storage: SavedStorage) -> None:
-        if not storage.release() and self.planned is None:
-            self._evict(storage)
+        if not storage.release():
+            if self.planned is None:
+                self._evict(storage)
+        elif self.recording is not None:
+            self.recording.presence.note_released(storage)
 
     def _end_backward(self) -> None:
         self._end_node()
@@ -423,12 +426,8 @@ class EagerStep:
 
     def _record(self, so_far: Recorded) -> Recording:
         presence = Presence(self._storages, self._kept)
-        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, self._verification_bytes)
+        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence)
         return self.recording
-
-    def _verification_bytes(self) -> int:
-        """Return the device memory that only verification keeps, in bytes."""
-        return 0 if self._host.check is None else sum(storage.verification_bytes for storage in self._storages)
 
 
 class LateStep:

@@ -89,7 +89,13 @@ OPTIONS = {
 def test_instructions_to_record_a_tensor_do_not_grow_with_their_number(network, options):
     instructions(network(8), OPTIONS[options])  # what is done once
     few, many = (instructions(network(length), OPTIONS[options]) for length in (80, 240))
-    assert many <= 3 * few
+    assert many <= 3.2 * few  # up to 64 swap-outs are retried at each event, less than that on average of 80 tensors
+
+
+def test_recording_and_planning_a_tensor_takes_15000_instructions_at_most():
+    instructions(Chain(8), OPTIONS["all leave"])  # what is done once
+    few, many = (instructions(Chain(length), OPTIONS["all leave"]) for length in (40, 80))
+    assert many - few <= 40 * 15_000
 
 
 def test_as_many_files_are_open_for_many_tensors_as_for_few():
