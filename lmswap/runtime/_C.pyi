@@ -67,10 +67,11 @@ class Engine:
         """
 
     def reserve(self, tier: str, nbytes: int, replace: bool = False) -> None:
-        """Reserves one contiguous slab of at least ``nbytes``; raises TierError, with nothing changed, if it cannot.
+        """Reserves one contiguous slab of at least ``nbytes``; raises TierError, with capacity unchanged, otherwise.
 
         Pinned memory grows in place. ``replace``: the slab is replaced even if it is large enough; its memory is freed
-        with its last token.
+        with its last token. The memory of an empty slab is freed before; if a failure leaves too little to reserve that
+        again, the error says so.
         """
 
     def out_start(self, swap: int, tier: str, offset: int, pointer: int, nbytes: int, stream: int) -> object:

@@ -209,6 +209,36 @@ TEST_P(TierConformance, a_refused_reservation_changes_nothing) {
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
 }
 
+// Of the slab that is replaced nothing is left when the new one is allocated: both may not fit at the same time.
+TEST_P(TierConformance, a_failed_replacement_of_its_slab_leaves_the_tier_as_it_was) {
+  if (GetParam().device == "cuda" && !test::is_io(GetParam().tier)) GTEST_SKIP() << "real CUDA does not fail on demand";
+  const std::string& name = GetParam().tier;
+  const std::string call = test::is_io(name) ? "reserve" : name == "host" ? "allocate_host" : "allocate_device";
+  for (const bool is_held : {false, true}) {
+    const auto tier = make_tier(call + "@2=fail");
+    tier->reserve(4 * kPage, false, lock_);
+    std::optional<Block> held;
+    if (is_held) held = tier->take(0, kPage, lock_);
+    EXPECT_ERROR(tier->reserve(8 * kPage, true, lock_), TierError, std::to_string(8 * kPage));
+    EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
+    if (held) tier->release(*held, {});
+    EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
+    const Block block = tier->take(3 * kPage, kPage, lock_);
+    EXPECT_EQ(block.offset, 3 * kPage);
+    tier->release(block, {});
+    tier->reserve(8 * kPage, true, lock_);
+    EXPECT_EQ(tier->stats().capacity_bytes, 8 * kPage);
+  }
+}
+
+TEST_P(TierConformance, a_slab_that_cannot_be_reserved_again_is_reported) {
+  if (!test::is_io(GetParam().tier)) GTEST_SKIP() << "one failure at most can be planned for memory";
+  const auto tier = make_tier("reserve@2=fail,reserve@3=fail");
+  tier->reserve(4 * kPage, false, lock_);
+  EXPECT_ERROR(tier->reserve(8 * kPage, true, lock_), TierError, "reserved again");
+  EXPECT_EQ(tier->stats().capacity_bytes, 0u);
+}
+
 TEST_P(TierConformance, storage_outlives_its_tier_for_as_long_as_a_block_is_used) {
   auto tier = make_tier();
   tier->reserve(kPage, false, lock_);

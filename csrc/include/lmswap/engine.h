@@ -88,7 +88,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   ///
   /// Pinned memory grows in place.
   /// @param replace reserve a new slab even if the present one is large enough; that one is freed with its last block
-  /// @throws TierError if the limit or the system forbids it; nothing has changed then
+  /// @throws TierError if the limit or the system forbids it; the tier has the same capacity as before, unless the
+  /// error says that this cannot be reserved again
   void reserve(const std::string& tier, uint64_t nbytes, bool replace = false);
 
   /// @brief Queues a copy out, behind what `stream` holds now.

@@ -28,10 +28,37 @@ void Tier::reserve(uint64_t nbytes, bool replace, std::unique_lock<std::mutex>& 
   if (has_kept() && is_extended() && !replace) return extend_slab(nbytes - kept_bytes, lock);
   const bool is_replaced = has_kept() && slabs_.front().arena.used_bytes() == 0;
   check_limit(nbytes, stats().capacity_bytes - (is_replaced ? kept_bytes : 0));
-  if (has_kept()) slabs_.front().is_kept = false;
   Storages replaced = remove_finished();  // transfers keep their slabs alive
-  drop_empty_slabs(replaced);
-  add_slab(nbytes, true, lock, std::move(replaced));
+  if (is_replaced) {
+    slabs_.front().is_kept = false;
+    drop_empty_slabs(replaced);
+  }
+  try {
+    add_slab(nbytes, true, lock, std::move(replaced));
+  } catch (const std::exception& error) {
+    if (is_replaced) restore_slab(kept_bytes, error.what(), lock);
+    throw;
+  }
+  if (kept_bytes > 0 && !is_replaced) free_when_empty(*std::next(slabs_.begin()), lock);
+}
+
+void Tier::restore_slab(uint64_t nbytes, const std::string& failure, std::unique_lock<std::mutex>& lock) {
+  try {
+    add_slab(nbytes, true, lock);
+  } catch (const std::exception& error) {
+    throw TierError(failure + ". Nor can the " + format_bytes(nbytes) +
+                    " that it had be reserved again: " + error.what());
+  }
+}
+
+// Its last block may have been released while its successor was allocated.
+void Tier::free_when_empty(Slab& slab, std::unique_lock<std::mutex>& lock) {
+  Storages dropped = remove_finished();
+  slab.is_kept = false;
+  drop_empty_slabs(dropped);
+  lock.unlock();  // unpinning takes seconds
+  dropped.clear();
+  lock.lock();
 }
 
 void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock, Storages replaced) {

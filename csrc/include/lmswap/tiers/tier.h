@@ -46,7 +46,8 @@ class Tier {
   /// @brief Provides one slab of at least `nbytes` for planned offsets.
   /// @param replace allocate a new slab even if the present one is large enough; that one is freed with its last block
   /// @param lock the engine's lock
-  /// @throws TierError if the limit or the system forbids it
+  /// @throws TierError if the limit or the system forbids it; the tier has the same capacity as before, unless the
+  /// error says that this cannot be reserved again
   void reserve(uint64_t nbytes, bool replace, std::unique_lock<std::mutex>& lock);
 
   /// @brief Allocates a block.
@@ -106,6 +107,8 @@ class Tier {
   std::optional<Block> find_room(uint64_t offset, uint64_t nbytes);
   void make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock);
   void add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock, Storages replaced = {});
+  void restore_slab(uint64_t nbytes, const std::string& failure, std::unique_lock<std::mutex>& lock);
+  void free_when_empty(Slab& slab, std::unique_lock<std::mutex>& lock);
   void extend_slab(uint64_t more_bytes, std::unique_lock<std::mutex>& lock);
   template <typename Make>
   void make_unlocked(std::unique_lock<std::mutex>& lock, Make make);
