@@ -22,6 +22,7 @@ from lmswap.errors import CaptureError
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.runtime.codegen import SegmentGraph, gather_projections, is_projection, value_of
 from lmswap.runtime.rng import state_of
+from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 from lmswap.torch_compat.tensors import storage_id
@@ -258,12 +259,13 @@ def _buffer_kinds(
             if isinstance(output, fx.Node) and output in graph.buffer_of:
                 kinds[graph.buffer_of[output]] = BufferKind.GRADIENT if is_backward else BufferKind.OUTPUT
         placeholders = [node for node in nodes if node.op == "placeholder"]
+        incoming = set(tangents(graph.module.graph))
         for position, node in enumerate(placeholders):
             if node not in graph.buffer_of:
                 continue
             if not is_backward:
                 kinds[graph.buffer_of[node]] = BufferKind.PARAMETER if position in parameters else BufferKind.INPUT
-            elif "tangents" in str(node.target):
+            elif node in incoming:
                 kinds[graph.buffer_of[node]] = BufferKind.TANGENT
         for node in nodes:
             if node.op == "get_attr" and node in graph.buffer_of:

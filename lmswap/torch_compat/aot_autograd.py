@@ -134,6 +134,15 @@ def forward_metadata() -> Any:
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
+def tangents(graph: fx.Graph) -> list[fx.Node]:
+    """Return the inputs of a joint or backward graph that are gradients of the forward's outputs.
+
+    By torch's descriptions of inputs: names are no proof, as a saved value has that of the operator that made it.
+    """
+    inputs = [(node, node.meta.get("desc")) for node in graph.find_nodes(op="placeholder")]
+    return [node for node, description in inputs if description is not None and description.is_tangent()]
+
+
 def allow_retain_graph() -> None:
     """Do not donate saved tensors to the backward being compiled: for those torch refuses ``retain_graph=True``.
 

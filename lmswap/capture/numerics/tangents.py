@@ -9,7 +9,6 @@ not exist.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from lmswap.runtime import ops
 from lmswap.runtime.codegen import is_captured, is_whole
 from lmswap.runtime.partial_backward import Backward, PartialResults
 from lmswap.runtime.storage import has_plain_storage
+from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
 from lmswap.torch_compat.tensors import suggest_memory_format
 
@@ -94,11 +94,6 @@ def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
     node.replace_input_with(gradient, laid)
 
 
-def tangents(graph: fx.Graph) -> list[fx.Node]:
-    """Return the inputs of a joint or backward graph that are gradients of the forward's outputs."""
-    return [node for node in graph.find_nodes(op="placeholder") if re.fullmatch(r"tangents_\d+", str(node.target))]
-
-
 class TangentAdapter:
     """Passes tangents to one backward graph as they arrive; copies them where its plan does not allow their layout."""
 
@@ -152,8 +147,8 @@ class TangentAdapter:
     def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
         if is_any_autocast_enabled():
             self._note(CAST)
-        if any(gradient is None for gradient in gradients):
-            self._coming.present = gradients
+        # Always set: if a later hook raises, no backward takes it, and the next one must not read it.
+        self._coming.present = gradients if any(gradient is None for gradient in gradients) else None
 
     def _absent(self, given: Sequence[torch.Tensor]) -> set[fx.Node]:
         """Return the tangents that do not exist; torch passes zeros in their place."""
