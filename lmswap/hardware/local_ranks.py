@@ -50,6 +50,7 @@ class LocalRanks:
         self.rank, self.count = rank, count
         self._store, self._call = store, store.add(f"calls of {rank}", 1)
         self._seconds = store.timeout.total_seconds()
+        self._claims: dict[str, bool] = {}  # whether they succeeded
 
     @staticmethod
     def here() -> LocalRanks | None:
@@ -104,12 +105,14 @@ class LocalRanks:
         return [str(other["found"]) for other in found]
 
     def compute_once(self, what: str, make: Callable[[], bytes]) -> bytes:
-        """Runs ``make`` on the first rank that calls; the others wait for its result. Empty if it failed.
+        """Runs ``make`` on the first rank that calls; other ranks and calls get its result. Empty if it failed.
 
         Raises:
             RankMissing: the result does not come in time.
         """
-        if not self.is_first(what):
+        if (known := self.fetch(what)) is not None:
+            return known
+        if not self.claim(what):
             self._await(what, ["made"])
             return bytes(self._store.get(self._key(what, "made")))
         made = b""
@@ -119,9 +122,11 @@ class LocalRanks:
             self.publish(what, made)
         return made
 
-    def is_first(self, what: str) -> bool:
-        """Whether this rank is the first to call: then it has to compute ``what`` and `publish` it."""
-        return bool(self._store.add(self._key(what, "asked"), 1) == 1)
+    def claim(self, what: str) -> bool:
+        """Claims ``what`` for this rank, which then has to `publish` it; False if another rank was first, for good."""
+        if what not in self._claims:
+            self._claims[what] = bool(self._store.add(self._key(what, "claims"), 1) == 1)
+        return self._claims[what]
 
     def publish(self, what: str, made: bytes) -> None:
         """Publishes a result to the other ranks."""

@@ -421,8 +421,8 @@ class StepPlans:
         return (planned, False) if planned is not None else (plan(), True)
 
     def is_owned_by_other_rank(self, program: Program) -> bool:
-        """Whether another rank of this machine was the first to replan ``program`` by measured steps."""
-        return self._node is not None and not self._node.is_first(self._name_again(program))
+        """Whether another rank of this machine replans ``program`` by measured steps; if none does, this one will."""
+        return self._node is not None and not self._node.claim(self._name_again(program))
 
     def publish_replan(self, program: Program, planned: CachedPlan) -> None:
         """Publish to the other ranks the plan that this one, as the first, replanned."""

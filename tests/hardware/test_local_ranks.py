@@ -131,9 +131,22 @@ def test_if_make_fails_the_other_ranks_get_empty_bytes():
     assert other == b""
 
 
+def test_a_claim_holds_for_the_rank_that_made_it_first():
+    store = dist.HashStore()
+    first, second = LocalRanks(store, 0, 2), LocalRanks(store, 1, 2)
+    assert [first.claim("plan"), second.claim("plan"), first.claim("plan"), second.claim("plan")] == [True, False] * 2
+    assert second.claim("another plan")
+
+
+def test_a_rank_that_calls_compute_once_again_gets_the_same_result():
+    made = iter([b"first", b"second"])
+    node = LocalRanks(dist.HashStore(), 0, 2)
+    assert [node.compute_once("plan", lambda: next(made)) for _ in range(2)] == [b"first"] * 2
+
+
 def test_compute_once_times_out_without_a_result():
     store = dist.HashStore()
-    store.add("1/plan/asked", 1)  # by one that has died
+    store.add("1/plan/claims", 1)  # by one that has died
     (error,) = meet(1, lambda node: node.compute_once("plan", bytes), store=store, seconds=0.2)
     assert isinstance(error, RankMissing)
     assert "for another rank" in str(error)
