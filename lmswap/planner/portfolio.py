@@ -102,9 +102,11 @@ def _release_when_all(started: Barrier) -> None:
 def _refusal(outcomes: Iterable[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
     """The refusal with the smallest budget, named after policy "auto" instead of the one that was tried."""
     refusals = [outcome for outcome in outcomes if not isinstance(outcome, Plan)]
-    least = min(refusals, key=lambda refusal: getattr(refusal, "needed_bytes", 0))
-    if isinstance(least, TierError):
-        return least
+    for refusal in refusals:
+        if isinstance(refusal, TierError):  # its plan fits the budget
+            return refusal
+    infeasible = [refusal for refusal in refusals if isinstance(refusal, PlanInfeasible)]
+    least = min(infeasible, key=lambda refusal: refusal.needed_bytes)
     return PlanInfeasible(
         budget_bytes=least.budget_bytes,
         needed_bytes=least.needed_bytes,

@@ -47,14 +47,18 @@ class Planner:
             PlanInfeasible: no plan fits the budget.
             TierError: no plan fits the tier.
         """
-        plans: dict[int, Plan] = {}  # by the bytes they may take, which do not depend on what callers hold
+        # By the bytes that plans may take, which do not depend on what callers hold.
+        plans: dict[int, Plan | PlanInfeasible | TierError] = {}
         *others, least = request.alternatives(choices)
-        for alternative in others:
-            with suppress(PlanInfeasible, TierError):
-                return alternative, self._search(alternative, plans)
-        return least, self._search(least, plans)
+        try:
+            for alternative in others:
+                with suppress(PlanInfeasible, TierError):
+                    return alternative, self._search(alternative, plans)
+            return least, self._search(least, plans)
+        finally:
+            plans.clear()  # a refusal keeps the frames that it passed, which keep these
 
-    def _search(self, request: PlanRequest, plans: dict[int, Plan]) -> Plan:
+    def _search(self, request: PlanRequest, plans: dict[int, Plan | PlanInfeasible | TierError]) -> Plan:
         program, costs, machine, allowance = request.program, request.costs, request.machine, request.allowance
         limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._options.min_swap_bytes}
         parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
@@ -64,8 +68,13 @@ class Planner:
             if most_bytes not in plans:
                 certificate = priced.certificate if priced and priced.budget_bytes == most_bytes else None
                 given = {"budget_bytes": most_bytes, "certificate": certificate, **limits, **parameters}
-                plans[most_bytes] = make_plan(request.policy, program, costs, machine, **given)
-            return plans[most_bytes]
+                try:
+                    plans[most_bytes] = make_plan(request.policy, program, costs, machine, **given)
+                except (PlanInfeasible, TierError) as error:
+                    plans[most_bytes] = error
+            if isinstance(found := plans[most_bytes], Exception):
+                raise found
+            return found
 
         def placed_bytes(plan: Plan, share: float) -> int:
             shorter = shrink_residency(plan, program, costs, machine, share=share)

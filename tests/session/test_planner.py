@@ -6,6 +6,7 @@ import pytest
 
 from lmswap.errors import PlanInfeasible
 from lmswap.options import Options
+from lmswap.planner import make_plan
 from lmswap.session.allowance import Allowance
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planner import Planner
@@ -68,6 +69,19 @@ def test_a_refusal_assumes_the_least_retention_and_the_whole_budget():
         with_arena.search(refused, tuple(Retention))
     assert refusal.value.needed_bytes == least_bytes + refused.allowance.fixed_bytes
     assert with_arena.search(request(least_bytes), tuple(Retention))[0].retention is Retention.NO_OVERLAP
+
+
+def test_a_refused_budget_is_searched_once_for_all_retentions(monkeypatch):
+    searched = []
+
+    def make(*inputs, budget_bytes, **limits):
+        searched.append(budget_bytes)
+        return make_plan(*inputs, budget_bytes=budget_bytes, **limits)
+
+    monkeypatch.setattr("lmswap.session.planner.make_plan", make)
+    with pytest.raises(PlanInfeasible):
+        planner(arena=object()).search(request(1), tuple(Retention))
+    assert searched and len(searched) == len({*searched})
 
 
 def test_memory_reserved_ahead_is_released_if_a_plan_needs_it():
