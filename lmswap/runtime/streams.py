@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -25,7 +25,7 @@ class Streams:
         self._device = device
         self.current = current_stream_of(device)
         self._named: dict[int, torch.cuda.Stream] = {}
-        self.together: set[int] = set()  # those that save tensors of one step, if several do
+        self.are_multiple = False  # a step has saved tensors on more than one
 
     def at(self, stream: int) -> AbstractContextManager[object]:
         """Return a context that makes ``stream`` current; what is allocated within belongs to it."""
@@ -35,15 +35,14 @@ class Streams:
         """Make the current stream wait for all work queued on ``stream`` so far."""
         self._name(self.current()).wait_stream(self._name(stream))
 
-    def delay_reuse(self, tensor: torch.Tensor, stream: int) -> None:
-        """Reuse the memory of ``tensor``, which dies, only after ``stream`` and all that may read it reach this point.
+    def delay_reuse(self, tensor: torch.Tensor, streams: Collection[int]) -> None:
+        """Reuse the memory of ``tensor``, which dies, only after all ``streams`` that may read it reach this point.
 
         The tensor may belong to another stream; for its own stream torch needs no record.
         """
         if self._device.type == "cuda":
-            tensor.record_stream(self._name(stream))
-            for other in self.together:
-                tensor.record_stream(self._name(other))
+            for stream in streams:
+                tensor.record_stream(self._name(stream))
 
     def refuse_graph_capture(self, model: str) -> None:
         """Raise OptionError while the current stream is captured into a CUDA graph."""

@@ -203,7 +203,7 @@ class _Lowering:
         """Append one op. It uses what its event names, and what others held while it ran, which must be resident."""
         there = (interval.present | set(numbers)) & self.first.keys()
         tracked_bytes = interval.stayed_bytes + sum(self.first[number].nbytes for number in there)
-        used = sorted(there - self.kept | set(numbers))
+        used = sorted((there - self.kept) | set(numbers))
         self.ops.append(
             Op(
                 index=len(self.ops),

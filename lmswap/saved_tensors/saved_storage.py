@@ -14,7 +14,7 @@ reference, and is never swapped: see `is_torchs_own`.
 
 A storage is copied on the stream of the node that saved it, forward and backward: its writes and reads are in order
 there, whichever stream is current. What is saved or unpacked on a second stream stays resident from then on. Its memory
-is released earlier than by autograd, and reused once all streams that the model saves on have reached that point: while
+is released earlier than by autograd, and reused once all streams that its step saves on have reached that point: while
 autograd holds a tensor, no reader on another stream needs to be recorded.
 
 The storage owns the bytes in the tier, and only saved tensors own the storage: a graph that is dropped, or whose
@@ -24,6 +24,7 @@ backward raises, frees everything.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class SavedStorage:
         "_flat",
         "_is_multistream",
         "_is_original",
+        "_saving_streams",
         "_storage",
         "_stream",
         "_tensor",
@@ -57,14 +59,21 @@ class SavedStorage:
     )
 
     def __init__(
-        self, engine: int, number: int, tensor: torch.Tensor, stream: int = 0, keeps_original: bool = False
+        self,
+        engine: int,
+        number: int,
+        tensor: torch.Tensor,
+        stream: int = 0,
+        saving_streams: Collection[int] = (),
+        *,
+        keeps_original: bool = False,
     ) -> None:
         """``tensor`` has no grad_fn, and that object has no other owner; ``stream`` is the one on which it is saved.
 
-        ``keeps_original``: for verification.
+        ``saving_streams`` are those on which its step saves, more as it goes on; ``keeps_original``: for verification.
         """
         self.number = number
-        self._engine, self._stream = engine, stream
+        self._engine, self._stream, self._saving_streams = engine, stream, saving_streams
         self._is_multistream = False  # used on several streams
         self._tensor: torch.Tensor | None = tensor  # None while non-resident
         self._storage: torch.UntypedStorage | None = tensor.untyped_storage()  # that of _tensor
@@ -126,7 +135,7 @@ class SavedStorage:
                 engine = ops.find_engine(self._engine)
                 with engine.streams.at(self._stream):
                     engine.wait_out(self._token)
-                engine.streams.delay_reuse(self._tensor, self._stream)
+                engine.streams.delay_reuse(self._tensor, self._saving_streams)
                 self._tensor = self._storage = None
         return not self.is_on_device
 

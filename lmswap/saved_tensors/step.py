@@ -100,6 +100,7 @@ class EagerStep:
         self.runs_backward = False  # inside the forward
         self._streams = ops.find_engine(host.engine_number).streams
         self._stream = self._streams.current()  # on which the model was called
+        self._saving_streams = {self._stream}  # of all that this step saves
         self._storages = Alive[SavedStorage]()  # by number
         self._numbers: dict[int, int] = {}  # by the storage's identity
         self.num_storages = 0  # saved and swappable
@@ -231,13 +232,19 @@ class EagerStep:
         """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
         stream = self._streams.current()
         if stream != self._stream:
-            self._streams.together |= {stream, self._stream}
+            self._saving_streams.add(stream)
+            self._streams.are_multiple = True
         storage = self._storages.get(self._numbers.get(storage_id(untyped)))
         if storage is not None and storage.occupies(untyped):
             storage.note_use_on(stream)
         else:
             storage = SavedStorage(
-                self._host.engine_number, self.num_storages, tensor, stream, self._host.check is not None
+                self._host.engine_number,
+                self.num_storages,
+                tensor,
+                stream,
+                self._saving_streams,
+                keeps_original=self._host.check is not None,
             )
             self.num_storages += 1
             self._numbers[storage_id(untyped)] = storage.number
@@ -418,6 +425,7 @@ class EagerStep:
             self._spare_bytes -= storage.nbytes
             self._kept.add(storage.number)
         else:
+            # The same offset for all: the tier places those that find it occupied elsewhere.
             self._pending[storage.number] = _PendingSwapOut(self._host.tier, offset=0, release=0)
 
     def _is_last_need(self, storage: SavedStorage) -> bool:

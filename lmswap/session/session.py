@@ -264,7 +264,7 @@ class Session:
         self.engine.reap_finished_transfers()
         self.recorder.end_if_complete()
         self.warn_budget_exceeded()
-        if self.engine.streams.together:
+        if self.engine.streams.are_multiple:
             self.note_once(MULTIPLE_STREAMS)
         if self.recorder.current_sequence:
             return
