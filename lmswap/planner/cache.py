@@ -31,7 +31,20 @@ class PlannedMemory(NamedTuple):
     """The device memory that a plan was made for."""
 
     step_bytes: int  # that its step might occupy: the plan's budget, fragmentation and results
-    spared_bytes: int = 0  # the part that would be reserved if observed steps had not shown it to be unused
+    # The parts that would be reserved, or left free, if observed steps had not shown them to be unused.
+    spared_reserve_bytes: int = 0
+    spared_margin_bytes: int = 0
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether the plan is for steps that have run, as it has more memory than those of a new process."""
+        return self.spared_reserve_bytes + self.spared_margin_bytes > 0
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> PlannedMemory:
+        """Reads its fields; older plan files have one number for both spared parts, which counts as reserve."""
+        spared_bytes = data["spared_bytes" if "spared_bytes" in data else "spared_reserve_bytes"]
+        return PlannedMemory(int(data["step_bytes"]), int(spared_bytes), int(data.get("spared_margin_bytes", 0)))
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,7 @@ class CachedPlan:
             LmswapError, or one of `DAMAGE`: the data are damaged.
         """
         plan, machine = Plan.from_data(data["plan"]), Machine.from_json(json.dumps(data["machine"]))
-        room = PlannedMemory(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
-        return CachedPlan(plan, _costs(data["costs"], num_ops), machine, room)
+        return CachedPlan(plan, _costs(data["costs"], num_ops), machine, PlannedMemory.from_data(data["room"]))
 
 
 class PlanCache:
@@ -95,7 +107,7 @@ class PlanCache:
 
     def write(self, program: Program, planned: CachedPlan) -> None:
         """Replaces the cached plan of ``program`` with the same ``spares`` by ``planned``."""
-        self._file(program, planned.room.spared_bytes > 0).write(planned.to_data())
+        self._file(program, planned.room.is_spared).write(planned.to_data())
 
     def name(self, program: Program) -> str:
         """Key shared by all interchangeable plans of ``program``."""

@@ -33,7 +33,8 @@ class Allowance:
     grown_bytes: int = 0  # growth of what is in use between steps since then
     settled_margin_bytes: int | None = None  # that still has to stay free once growth is known
     fragmented_bytes: int = 0  # beyond the budget, by fragmentation
-    spared_bytes: int = 0  # of reserve and margin that steps have shown not to need
+    spared_reserve_bytes: int = 0  # that steps have shown not to need; `reserve_bytes` is what is left
+    spared_margin_bytes: int = 0  # by which the margin shrank when growth was known
     ahead_bytes: int = 0  # left free for growth to come, once it has recurred
 
     @property
@@ -70,24 +71,30 @@ class Allowance:
         )
 
     @property
+    def spared_bytes(self) -> int:
+        """Bytes of reserve and margin that steps have shown not to need."""
+        return self.spared_reserve_bytes + self.spared_margin_bytes
+
+    @property
     def room(self) -> PlannedMemory:
         """The memory that a plan within this allowance is made for."""
-        return PlannedMemory(self.step_bytes, self.spared_bytes)
+        return PlannedMemory(self.step_bytes, self.spared_reserve_bytes, self.spared_margin_bytes)
 
     def sparing(self, nbytes: int) -> Allowance:
         """Return it with ``nbytes`` less of reserve, which are not needed."""
-        return replace(self, reserve_bytes=self.reserve_bytes - nbytes, spared_bytes=nbytes)
+        return replace(self, reserve_bytes=self.reserve_bytes - nbytes, spared_reserve_bytes=nbytes)
 
     def settled(self, margin_bytes: int) -> Allowance:
         """Return it for known growth, with a margin of at most ``margin_bytes``."""
         planned_bytes = self.margin_bytes - self.ahead_bytes
         margin_bytes = min(planned_bytes, margin_bytes)
-        spared_bytes = self.spared_bytes + planned_bytes - margin_bytes
-        return replace(self, settled_margin_bytes=margin_bytes, spared_bytes=spared_bytes)
+        spared_bytes = self.spared_margin_bytes + planned_bytes - margin_bytes
+        return replace(self, settled_margin_bytes=margin_bytes, spared_margin_bytes=spared_bytes)
 
     def at_start(self) -> Allowance:
         """Return it as before the first step, for the next process."""
-        return replace(self, grown_bytes=0, settled_margin_bytes=None, fragmented_bytes=0, ahead_bytes=0)
+        unsettled = replace(self, settled_margin_bytes=None, spared_margin_bytes=0)
+        return replace(unsettled, grown_bytes=0, fragmented_bytes=0, ahead_bytes=0)
 
     def with_held(self, nbytes: int) -> Allowance:
         """Return it with ``nbytes`` more held outside of the step, taken from `ahead_bytes` first."""

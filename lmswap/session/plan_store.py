@@ -69,7 +69,7 @@ class StepPlans:
         self._options, self._machine, self._tier = options, machine, tier
         self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
         self._retention, self._notes, self._pinned, self._node = retention, notes, pinned, node
-        self._steps: dict[tuple[int, ...], PlannedStep] = {}
+        self._steps: dict[tuple[int, ...], PlannedStep] = {}  # in the order in which their plans were activated
         self._cache = PlanCache(
             machine,
             {
@@ -130,7 +130,7 @@ class StepPlans:
         program = joined.program
         allowance = self._allowance(program, known.costs if known is not None else costs)
         if known is not None and self._pinned is not None:
-            allowance = allowance.sparing(min(known.room.spared_bytes, allowance.reserve_bytes))
+            allowance = allowance.sparing(min(known.room.spared_reserve_bytes, allowance.reserve_bytes))
             self._refuse_outgrown(known, program, allowance)
             return self.adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
         if known is not None and self._still_serves(known, program, allowance):
@@ -252,6 +252,7 @@ class StepPlans:
         most_bytes = allowance.step_bytes + GROWTH_BYTES
         places, retention = self._planner.first_layout(joined.program, costs, plan, choices, most_bytes)
         self._retention.assume(retention)
+        self._steps.pop(graphs, None)  # to be the last, see `newest`
         step = self._steps[graphs] = PlannedStep(
             plan,
             costs,
@@ -280,17 +281,14 @@ class StepPlans:
         )
         return step
 
-    def predict(self, step: PlannedStep) -> PlannedStep:
-        """Return ``step`` with a new prediction, without the memory that is measured as in use between steps."""
-        counted_from_bytes, released = self._memory.counted_from_bytes(), step.history.released
-        found = replace(step, counted_from_bytes=counted_from_bytes, released=released)
-        self._steps[step.graphs] = found
-        return found
+    def tier_bytes(self, tier: str) -> int:
+        """Return what the plans need of ``tier``: their steps run one after the other, so that of the largest."""
+        return max((step.plan.tier_bytes.get(tier, 0) for step in self._steps.values()), default=0)
 
     def keep_overdrawn(self, step: PlannedStep) -> None:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
         peak_bytes = simulate(step.joined.program, step.costs, step.machine, step.plan).peak_bytes
-        kept = self.predict(replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
+        kept = replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes))
         self.store(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
 
     def store(self, step: PlannedStep) -> None:

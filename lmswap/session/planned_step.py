@@ -39,6 +39,7 @@ class History:
     num_runs: int = 0  # counted until `Phase.FINAL`
     segment_seconds: tuple[float, ...] = ()  # of compute by the current plan, without timed ops, if known
     released: frozenset[int] = frozenset()  # outputs and tangents known not to be held by the caller
+    counted_from_bytes: int = 0  # smaller buffers are measured as in use between steps
     read_peak_bytes: int = 0  # the step's peak when growth was measured last
     outgrown_bytes: int = 0  # growth that its plans had no room for
     accepted_bytes: int = 0  # in a compressed tier, for which no plan was found that takes less
@@ -66,20 +67,17 @@ class PlannedStep(CachedPlan):
     places: ArenaLayout | None = None  # offsets of its tensors, with an arena
     is_overdrawn: bool = False  # exceeds its allowance, and no plan was found that does not
     history: History = NO_HISTORY
-    # The prediction counts no smaller buffers, and these outputs and tangents only while the step needs them.
-    counted_from_bytes: int = 0
-    released: frozenset[int] = frozenset()
 
     @cached_property
     def predicted(self) -> Timeline:
-        """The predicted timeline, simulated when it is first read."""
+        """The timeline that its history lets expect, simulated when it is first read."""
         return simulate(
             self.joined.program,
             self.costs,
             self.machine,
             self.plan,
-            counted_from_bytes=self.counted_from_bytes,
-            released=self.released,
+            counted_from_bytes=self.history.counted_from_bytes,
+            released=self.history.released,
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lmswap.capture.caller_memory import loss_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
-from lmswap.errors import BudgetExceeded, PlanInfeasible, TierError
+from lmswap.errors import BudgetExceeded, LmswapError, PlanInfeasible, TierError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.options import Options
@@ -21,6 +21,7 @@ from lmswap.planner.calibrate import Calibration, calibrate
 from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
+from lmswap.session.allowance import Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.collection_pause import collection_paused
 from lmswap.session.diagnostics import Notes, warn
@@ -124,9 +125,6 @@ class Replanner:
         if is_priced:
             self._planner.reserve_search_memory(step.joined.program)
             step = self._reprice(step)
-        has_advanced = step.history.phase > max(before.history.phase, Phase.RECORDED)
-        if has_advanced or is_priced or seen.costs is not None:
-            step = self._plans.predict(step)
         if step.adds_up and not before.adds_up:
             step = self._plans.adopt(step.graphs, step.joined, step, step.allowance, step.origin, history=step.history)
             self._memory.trim()  # the highest peak of its gradients is more than they will need
@@ -185,7 +183,8 @@ class Replanner:
             return self._with_growth(seen, 0)
         self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
         self._retention.confirm()
-        seen = self._with_growth(seen, step.small_bytes(self._memory.counted_from_bytes()))
+        seen = replace(seen, counted_from_bytes=(from_bytes := self._memory.counted_from_bytes()))
+        seen = self._with_growth(seen, step.small_bytes(from_bytes))
         unused_bytes = self._budget.end_reserve_probe(step.allowance)
         if (calibration := self._calibrate(step, run.record)) is None:
             return seen
@@ -259,14 +258,13 @@ class Replanner:
         try:
             request, plan = self._plans.search(request)
         except (PlanInfeasible, TierError) as error:
-            self._notes.append(f"the plan stays as it was {after}: {reason(found)}; {error}")
-            self._plans.keep_overdrawn(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
+            self._keep_plan(step, reason(found), error)
         else:
             if plan.predicted_seconds <= request.most_seconds:
-                planned, step = request.answered(plan), replace(step, allowance=request.allowance)
-                if all(trigger.recurs for trigger in found):
+                planned, limits = request.answered(plan), (request.allowance, request.retention)
+                is_active = self._activate(step, planned, reason(found), limits=limits)
+                if is_active and all(trigger.recurs for trigger in found):
                     self._plans.remember(program, planned)
-                self._activate(step, planned, reason(found), retention=request.retention)
         if is_timed:
             self._plans.publish_replan(program, self._plans[step.graphs])
 
@@ -293,8 +291,10 @@ class Replanner:
             self._plans.store(replace(made, machine=machine, history=history))
             return
         self._plans.store(replace(made, history=replace(made.history, accepted_bytes=0)))
-        nbytes, replaces_slab = made.plan.tier_bytes.get(self._tier, 0), True
-        self._engine.native.reserve(self._tier, nbytes, replaces_slab)
+        try:
+            self._engine.native.reserve(self._tier, self._plans.tier_bytes(self._tier), replace=True)
+        except TierError as error:
+            self._notes.append(f"the tier keeps the memory of the plan before {self._after_step()}: {error}")
 
     def _after_step(self) -> str:
         return f"after step {self._engine.recorder.num_steps}"
@@ -306,20 +306,37 @@ class Replanner:
         why: str,
         source: str = "",
         *,
-        retention: Retention | None = None,
-    ) -> None:
-        """Activate ``planned``, possibly of another process, instead of ``step``'s plan; add a note."""
+        limits: tuple[Allowance, Retention] | None = None,
+    ) -> bool:
+        """Activate ``planned``, possibly of another process, instead of ``step``'s plan; add a note.
+
+        ``limits`` are those that it was searched for, by default the allowance of ``step``.
+
+        Returns:
+            False if its tier has no room for it; then the plan of ``step`` stays.
+        """
         when = " ".join(filter(None, (self._after_step(), source)))
         is_same = planned.plan.acts_as(step.plan)
-        self._plans.adopt(
-            step.graphs,
-            step.joined,
-            planned,
-            step.allowance,
-            f"replanned {when}",
-            history=replace(step.history, segment_seconds=()),
-            retention=retention,
-        )
+        allowance, retention = limits or (step.allowance, None)
+        try:
+            self._plans.adopt(
+                step.graphs,
+                step.joined,
+                planned,
+                allowance,
+                f"replanned {when}",
+                history=replace(step.history, segment_seconds=()),
+                retention=retention,
+            )
+        except TierError as error:
+            self._keep_plan(step, why, error)
+            return False
         if not is_same:
             self._memory.trim()  # the old plan's peak may exceed the new one's
         self._notes.append(f"replanned {when}: {why}" + ("; the plan is the same" if is_same else ""))
+        return True
+
+    def _keep_plan(self, step: PlannedStep, why: str, error: LmswapError) -> None:
+        """Keep the plan of ``step``, as ``error`` says that there is no other; add a note."""
+        self._notes.append(f"the plan stays as it was {self._after_step()}: {why}; {error}")
+        self._plans.keep_overdrawn(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))

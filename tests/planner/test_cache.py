@@ -52,6 +52,17 @@ def test_cached_plans_are_read_back_for_the_same_program_only():
     assert cache.read(replace(STEP.program, name="other")) is None
 
 
+def test_plans_for_steps_that_have_shown_their_needs_are_cached_apart():
+    cache, spared = PlanCache(MACHINE, {}, **LIMITS), replace(planned(), room=PlannedMemory(110, 5, 7))
+    cache.write(STEP.program, spared)
+    assert cache.read(STEP.program) is None
+    assert cache.read(STEP.program, spares=True) == spared
+
+
+def test_in_older_files_all_that_was_spared_is_reserve():
+    assert PlannedMemory.from_data({"step_bytes": 110, "spared_bytes": 12}) == PlannedMemory(110, 12, 0)
+
+
 @pytest.mark.parametrize(
     ("machine", "kind", "limits"),
     [

@@ -1,11 +1,15 @@
 """A replanner measures, decides and acts once per step boundary; engine, memory and budget are stand-ins."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from lmswap.capture.merge_programs import Joined
+from lmswap.errors import TierError
 from lmswap.options import Options
+from lmswap.planner import make_plan
+from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
 from lmswap.session.diagnostics import Notes
@@ -13,6 +17,7 @@ from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner, StepRun
+from lmswap.session.replan_triggers import UnusedMargin, WarmUpGrowth
 from lmswap.session.retention import Retention, RetentionEstimate
 from tests.ir.build import build, unit_machine
 
@@ -40,16 +45,19 @@ class Model:
 
     def __init__(self, monkeypatch, *, spare_bytes=0, retention=Retention.UNTIL_STEP_END, policy="auto"):
         monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
+        self.is_tier_full = False
         self.options, self.notes, self.timed, self.searched = Options.parse("1GiB", policy=policy), Notes("Net"), [], []
         self.arena = SimpleNamespace(num_computed=0, num_unplaced=0, resize=lambda nbytes: None)
         native = SimpleNamespace(
-            reserve=lambda *_, **__: None,
+            reserve=self.reserve,
             tier_stats=lambda _: SimpleNamespace(reserve_seconds=0.0, capacity_bytes=0, resident_bytes=0),
         )
         recorder = SimpleNamespace(num_steps=7, last=lambda: None, time_ops=lambda: self.timed.append(True))
         engine = SimpleNamespace(arena=self.arena, native=native, recorder=recorder)
         nothing = lambda *_: None  # noqa: E731
-        memory = SimpleNamespace(trim=nothing, compact=nothing, decommit=nothing, counted_from_bytes=lambda: 0)
+        self.memory = memory = SimpleNamespace(
+            trim=nothing, compact=nothing, decommit=nothing, counted_from_bytes=lambda: 0
+        )
         self.allowance = Allowance(2**40, 100 * MIB, 20 * MIB, 0, 32 * MIB)
         self.budget = SimpleNamespace(
             held=Held(20 * MIB),
@@ -77,6 +85,10 @@ class Model:
         self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
         self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
         self.searched.clear()
+
+    def reserve(self, tier, nbytes, replace=False):
+        if self.is_tier_full:
+            raise TierError("no room")
 
     @property
     def step(self):
@@ -152,3 +164,69 @@ def test_replans_keep_the_phase_and_first_plans_begin_at_the_first(monkeypatch, 
     assert model.step.history.phase is Phase(num_runs - 1)
     model.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
     assert model.step.history.phase is Phase.TRACED
+
+
+@pytest.mark.parametrize("source", ["a search", "the cache", "another rank"])
+def test_a_plan_that_its_tier_has_no_room_for_leaves_the_old_one(monkeypatch, source):
+    model = Model(monkeypatch, spare_bytes=2**30)
+    limits = {"budget_bytes": model.step.allowance.step_bytes, "tier": "host", "min_swap_bytes": 1}
+    swapping = make_plan("swap_all", STEP.program, STEP.costs, unit_machine(), **limits)
+    other = CachedPlan(swapping, STEP.costs, unit_machine(), model.step.room)
+    if source == "a search":
+        monkeypatch.setattr(model.plans, "search", lambda request: (request, swapping))
+    before, found = model.step, [WarmUpGrowth(10 * MIB, 0) if source != "the cache" else UnusedMargin(10 * MIB)]
+    model.is_tier_full = True
+    if source == "another rank":
+        monkeypatch.setattr(model.plans, "fetch_replan", lambda *_: other)
+        assert model.replanner._follow_other_rank(before)
+    else:
+        monkeypatch.setattr(model.plans, "load_cached_replan", lambda _: other if source == "the cache" else None)
+        model.replanner._replan(before, found, is_priced=False)
+    assert model.step.runs_as(before)
+    assert model.notes[-1].startswith("the plan stays as it was after step 7: ")
+    assert model.notes[-1].endswith("; no room")
+
+
+def test_a_replanned_step_is_predicted_by_what_its_runs_have_shown(monkeypatch):
+    model = Model(monkeypatch, spare_bytes=2**30)
+    monkeypatch.setattr(model.memory, "counted_from_bytes", lambda: 48 * MIB)
+    before = model.step.predicted
+    for _ in range(4):
+        model.run()
+    measured = model.step.predicted
+    assert measured.peak_bytes < before.peak_bytes
+    model.arena.num_unplaced = 1
+    model.retention._is_known, model.retention._seen = False, Retention.UNTIL_STEP_END
+    model.run()
+    assert model.step.origin.startswith("replanned")
+    assert model.step.predicted == measured
+
+
+def test_a_followed_plan_spares_reserve_as_the_process_that_saved_it_and_keeps_its_margin(monkeypatch):
+    model = Model(monkeypatch, spare_bytes=2**30)
+    model.allowance = replace(model.allowance, reserve_bytes=20 * MIB)
+    saved = replace(model.step, room=PlannedMemory(model.step.room.step_bytes, 4 * MIB, 6 * MIB))
+    monkeypatch.setattr(model.plans, "_pinned", object())
+    followed = model.plans.make(GRAPHS, saved.joined, saved.costs, saved)
+    assert followed.allowance.reserve_bytes == 16 * MIB
+    assert followed.allowance.margin_bytes == model.allowance.margin_bytes
+
+
+def test_the_newest_step_is_the_one_planned_last(monkeypatch):
+    model = Model(monkeypatch)
+    joined = Joined(STEP.program, (0,))
+    for graphs in ((0,), (1,), (0,)):
+        model.plans.make(graphs, joined, STEP.costs)
+    assert model.plans.newest().graphs == (0,)
+    model.plans.store(model.plans[(1,)])
+    assert model.plans.newest().graphs == (0,)
+
+
+def test_the_tier_stays_large_enough_for_all_plans(monkeypatch):
+    model = Model(monkeypatch)
+    limits = {"budget_bytes": 2**40, "tier": "host", "min_swap_bytes": 1}
+    swapping = make_plan("swap_all", STEP.program, STEP.costs, unit_machine(), **limits)
+    step = model.step
+    model.plans.store(replace(step, graphs=(4,), plan=swapping))
+    assert swapping.tier_bytes["host"] > step.plan.tier_bytes.get("host", 0)
+    assert model.plans.tier_bytes("host") == swapping.tier_bytes["host"]

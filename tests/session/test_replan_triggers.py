@@ -301,3 +301,13 @@ def test_the_hosts_time_is_calibrated_for_the_plan_that_ran():
     after = counted(step, shown(step, host_seconds=(6.0, None)))  # 3 ops
     assert after.machine.host == Host(2.0, 0.0)
     assert after.history.host_of is step.plan
+
+
+def test_reserve_and_margin_that_are_not_needed_are_counted_apart():
+    """A plan file takes the spared reserve from the next process's reserve, and its whole margin stays."""
+    step = planned("swap_all", history=in_phase(Phase.CALIBRATED))
+    counts = step.allowance.sparing(5 * MIB).settled(MARGIN_BYTES - 10 * MIB)
+    assert counts.reserve_bytes == RESERVE_BYTES - 5 * MIB
+    assert counts.room[1:] == (5 * MIB, 10 * MIB)
+    assert counts.spared_bytes == 15 * MIB
+    assert counts.at_start().room[1:] == (5 * MIB, 0)
