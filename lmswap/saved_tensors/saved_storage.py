@@ -198,24 +198,13 @@ def is_torchs_own(storage: torch.UntypedStorage) -> bool:
 
 
 class SavedTensor:
-    """What the pack hook returns: a view of a storage, and the tensor's version at the save.
+    """What the pack hook returns for a tensor that is not swapped: the tensor, and its version at the save."""
 
-    With no storage it holds the tensor itself.
-    """
+    __slots__ = ("_version", "_watched")
 
-    __slots__ = ("_dtype", "_offset", "_shape", "_stride", "_version", "_watched", "made_by", "storage")
-
-    def __init__(self, tensor: torch.Tensor, storage: SavedStorage | None) -> None:
-        """``tensor`` has no grad_fn; ``storage`` is None if it is not swapped."""
-        self.storage, self._version = storage, tensor._version
-        self.made_by: str | None = None  # in verification: the module and the user's line
-        self._watched = tensor
-        if storage is None:
-            return
-        self._dtype, self._shape, self._stride = tensor.dtype, tensor.shape, tensor.stride()
-        self._offset = tensor.storage_offset()
-        self._watched = tensor.detach()  # shares the tensor's version counter, without its bytes
-        self._watched.data = tensor.new_empty(0)
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """``tensor`` has no grad_fn."""
+        self._watched, self._version = tensor, tensor._version
 
     def check(self) -> None:
         """Raise SavedTensorChanged if the tensor was changed in place since: torch checks only where no hooks are."""
@@ -231,10 +220,43 @@ class SavedTensor:
         """Return the tensor, bitwise identical; it shares the version counter of the tensor saved.
 
         Raises:
-            SavedTensorChanged: its storage has been shrunk since.
+            SavedTensorChanged: it was changed in place since, or its storage has been shrunk.
         """
-        if self.storage is None:
-            return self._watched
+        self.check()
+        return self._watched
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape at the save."""
+        return tuple(self._watched.shape)
+
+    def _describe(self) -> str:
+        node = current_node()
+        name = node.name() if node else "autograd"
+        return f"{name} needs a {self._watched.dtype} tensor of shape {list(self.shape)}"
+
+
+class SwappableTensor(SavedTensor):
+    """What the pack hook returns for a tensor that may be swapped: a view of its storage."""
+
+    __slots__ = ("_dtype", "_offset", "_shape", "_stride", "made_by", "storage")
+
+    def __init__(self, tensor: torch.Tensor, storage: SavedStorage) -> None:
+        """``tensor`` has no grad_fn."""
+        self.storage, self._version = storage, tensor._version
+        self.made_by: str | None = None  # in verification: the module and the user's line
+        self._dtype, self._shape, self._stride = tensor.dtype, tensor.shape, tensor.stride()
+        self._offset = tensor.storage_offset()
+        self._watched = tensor.detach()  # shares the tensor's version counter, without its bytes
+        self._watched.data = tensor.new_empty(0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape at the save."""
+        return tuple(self._shape)
+
+    def restore(self) -> torch.Tensor:
+        """As `SavedTensor.restore`, after a swap-in if needed; the caller has called `check`."""
         tensor = self._watched.detach()
         tensor.data = self.view_of(self.storage.fetch())
         return tensor
@@ -253,9 +275,3 @@ class SavedTensor:
             )
         view = torch.empty(0, dtype=self._dtype, device=whole.device)
         return view.set_(storage, self._offset, self._shape, self._stride)
-
-    def _describe(self) -> str:
-        shape = self._watched.shape if self.storage is None else self._shape
-        node = current_node()
-        name = node.name() if node else "autograd"
-        return f"{name} needs a {self._watched.dtype} tensor of shape {list(shape)}"

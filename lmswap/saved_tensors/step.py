@@ -21,7 +21,7 @@ from lmswap.runtime.storage import has_plain_storage
 from lmswap.saved_tensors.plan_actions import Actions, PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, Recording
 from lmswap.saved_tensors.residency import Presence
-from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, is_torchs_own
+from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, SwappableTensor, is_torchs_own
 from lmswap.saved_tensors.weak_values import Alive
 from lmswap.torch_compat.autograd import current_graph_task_id, current_node, queue_callback, sequence_number
 from lmswap.torch_compat.tensors import storage_id
@@ -127,10 +127,10 @@ class EagerStep:
         untyped = _plain_type_storage(tensor)
         # First the size: most saved tensors are small.
         if untyped is None or untyped.nbytes() < self._min_swap_bytes or not self._is_swappable(tensor, untyped):
-            return SavedTensor(tensor, None)
+            return SavedTensor(tensor)
         storage = self._storage_of(tensor, untyped)
         del untyped  # an owner
-        saved = SavedTensor(tensor, storage)
+        saved = SwappableTensor(tensor, storage)
         self._saves.append((storage.number, storage.nbytes))
         position = len(self._saves)
         if self.recording is not None:
@@ -184,10 +184,10 @@ class EagerStep:
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
         """Unpack hook: autograd needs a saved tensor."""
+        if not isinstance(saved, SwappableTensor):
+            return saved.restore()
         saved.check()
         storage = saved.storage
-        if storage is None:
-            return saved.restore()
         transit_bytes = self._exit_transit(storage)
         node = current_node()
         if node is None:  # read as an attribute of a grad_fn
@@ -210,11 +210,10 @@ class EagerStep:
             storage.mark_escaped()
         return tensor
 
-    def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
+    def _restored(self, saved: SwappableTensor, node: str) -> torch.Tensor:
         tensor, storage = saved.restore(), saved.storage
-        if storage is not None:
-            storage.note_use_on(self._streams.current())
-        if self._host.check is None or saved.made_by is None or storage is None or storage.original is None:
+        storage.note_use_on(self._streams.current())
+        if self._host.check is None or saved.made_by is None or storage.original is None:
             return tensor
         if not storage.occupies(storage.original.untyped_storage()):
             self._host.check.compare(saved.made_by, saved.view_of(storage.original), tensor, node)
