@@ -150,13 +150,20 @@ class SavedStorage:
         """Return a tensor that shares the storage, after a swap-in if needed."""
         if self._tensor is None:
             self.swap_in()
-            assert self._flat is not None and self._token is not None
-            flat, self._flat = self._flat, None
-            engine = ops.find_engine(self._engine)
-            with engine.streams.at(self._stream):
-                engine.in_done(self._token, flat)
-            self._tensor, self._storage, self._is_original = flat, flat.untyped_storage(), False
+            self.await_swap_in()
+        assert self._tensor is not None
         return self._tensor
+
+    def await_swap_in(self) -> None:
+        """Make compute wait for the swap-in under way, if there is one."""
+        if self._flat is None:
+            return
+        assert self._token is not None
+        flat, self._flat = self._flat, None
+        engine = ops.find_engine(self._engine)
+        with engine.streams.at(self._stream):
+            engine.in_done(self._token, flat)
+        self._tensor, self._storage, self._is_original = flat, flat.untyped_storage(), False
 
     def note_use_on(self, stream: int) -> None:
         """Note that a node is about to use the resident bytes on ``stream``, the current one."""

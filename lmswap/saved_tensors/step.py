@@ -386,7 +386,7 @@ class EagerStep:
 
     def _end_transit(self, storage: SavedStorage) -> None:
         self._exit_transit(storage)
-        storage.fetch()  # if it was prefetched
+        storage.await_swap_in()  # if it was prefetched
         self._release(storage)
         if self.recording is not None and storage.is_on_device:
             self.recording.presence.watch(storage)
