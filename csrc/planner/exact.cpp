@@ -54,6 +54,8 @@ class Exact {
   void run_next(int number);
   void run_again(int number, int op);
   bool use(State& state, Set items, int segment) const;
+  [[nodiscard]] std::pair<Bytes, Bytes> next_bytes(const State& state) const;
+  [[nodiscard]] bool may_stay(const State& state, Set items, Bytes held, int segment) const;
   bool end_run(State& state, int segment, Set made, Bytes other_bytes) const;
   void add(State state, int parent, Act act, int what);
   [[nodiscard]] bool is_dominated(const State& state);
@@ -261,6 +263,8 @@ void Exact::leave(int number, int item) {
   gone.last = item;
   gone.here &= ~self;
   gone.gone |= self;
+  const Bytes most = next_bytes(gone).second + bytes(needed_[gone.next] & gone.copied & ~gone.here & ~gone.gone);
+  if (may_stay(gone, gone.gone, most, segment)) return;
   // At a segment's end, the next one may have begun, but no run in it. A backward directly after its forward can
   // receive the buffer with the copy, and release it.
   const bool may_release =
@@ -281,6 +285,7 @@ void Exact::queue_in(int number, int item) {
   const Set self = bit(item);
   back.rank = 2;
   back.here |= self;
+  if (next_bytes(back).first > limits_.budget_bytes) return;
   back.arriving |= self;
   back.last_in_start = std::max(back.clock, back.in_end);
   back.arrives_at[item] = copy(back, true, step_.nbytes[buffers_[item]]);
@@ -344,19 +349,40 @@ void Exact::run_again(int number, int op) {
   add(after, number, Act::kRerun, op);
 }
 
+// The least and the most bytes of any run that may be next, if nothing leaves or returns before.
+std::pair<Bytes, Bytes> Exact::next_bytes(const State& state) const {
+  const int next = state.next, segment = step_.segment_of[next];
+  Bytes least = bytes(state.here | (makes_[next] & ~later_copies_)) + base_during_[next] + step_.scratch_bytes[next];
+  Bytes most = least;
+  for (int op = 0; op < next; ++op) {
+    if (!may_rerun_[op] || !step_.hands_on(step_.segment_of[op], segment)) continue;
+    const Bytes held = bytes(state.here | makes_[op]) + base_before_[next] + step_.scratch_bytes[op] + rerun_bytes_[op];
+    least = std::min(least, held);
+    most = std::max(most, held);
+  }
+  return {least, most};
+}
+
+// Whether one of `items`, which left since the last run, could stay beside `held` bytes and leave later.
+bool Exact::may_stay(const State& state, Set items, Bytes held, int segment) const {
+  bool may = false;
+  each(items, [&](int item) {
+    const bool is_last_chance =
+        state.is_at_border && (state.copied & bit(item)) != 0 && state.used_in[item] == previous_[segment];
+    may = may || (!is_last_chance && held + step_.nbytes[buffers_[item]] <= limits_.budget_bytes);
+  });
+  return may;
+}
+
 // False if the run does not fit, or if another state is no worse: one in which memory that was not needed is released
-// later, or a prefetch that has not begun is queued later, or a copy out that serves no trip is not made.
+// later, or a copy out that serves no trip is not made, or a prefetch that has not begun is queued later: that only
+// where the other lane and the host do not matter.
 bool Exact::end_run(State& state, int segment, Set made, Bytes other_bytes) const {
   const Bytes held = bytes(state.here) + other_bytes;
   if (held > limits_.budget_bytes) return false;
-  bool is_worse = link_.host_copy_seconds == 0 && state.ins != 0 && (state.ins & state.arriving) != 0 &&
+  bool is_worse = link_.both_factor == 1 && link_.host_copy_seconds == 0 && (state.ins & state.arriving) != 0 &&
                   state.last_in_start >= state.clock;
-  each(state.gone, [&](int item) {
-    const bool is_last_chance =
-        state.is_at_border && (state.copied & bit(item)) != 0 && state.used_in[item] == previous_[segment];
-    const bool fits = (made & bit(item)) != 0 || held + step_.nbytes[buffers_[item]] <= limits_.budget_bytes;
-    is_worse = is_worse || (fits && !is_last_chance);
-  });
+  is_worse = is_worse || (state.gone & made) != 0 || may_stay(state, state.gone, held, segment);
   const Set needed = needed_[state.next];
   if (is_worse || (state.fresh & ~needed) != 0) return false;
   state.here &= needed;
@@ -412,23 +438,23 @@ void Exact::add(State state, int parent, Act act, int what) {
 
 bool Exact::is_dominated(const State& state) {
   auto& others = known_[key(state)];
-  const auto no_later = [&](const State& a, const State& b) {
-    if (a.clock > b.clock || a.out_end > b.out_end || a.in_end > b.in_end || a.queued > b.queued) return false;
-    if ((a.outs & ~b.outs) != 0 || (a.ins & ~b.ins) != 0) return false;
+  const auto dominates = [&](const State& a, const State& b) {
+    const auto no_later = [&](double in_a, double in_b) { return in_a <= std::max(in_b, b.clock); };
+    if (a.clock > b.clock || a.queued > b.queued) return false;
+    if (!no_later(a.out_end, b.out_end) || !no_later(a.in_end, b.in_end)) return false;
+    if (((a.outs & ~b.outs) | (a.ins & ~b.ins)) != 0) return false;
     for (std::size_t item = 0; item < buffers_.size(); ++item) {
       const Set self = bit(static_cast<int>(item));
-      if ((a.copied & self) != 0 && std::max(a.copied_at[item], a.clock) > std::max(b.copied_at[item], b.clock)) {
-        return false;
-      }
-      if ((a.arriving & self) != 0 && a.arrives_at[item] > b.arrives_at[item]) return false;
+      if ((a.copied & self) != 0 && !no_later(a.copied_at[item], b.copied_at[item])) return false;
+      if ((a.arriving & self) != 0 && !no_later(a.arrives_at[item], b.arrives_at[item])) return false;
       if (((a.fresh | a.arriving) & self) != 0 && (a.not_after[item] & ~b.not_after[item]) != 0) return false;
     }
     return true;
   };
   for (const int other : others) {
-    if (no_later(states_[other], state)) return true;
+    if (dominates(states_[other], state)) return true;
   }
-  std::erase_if(others, [&](int other) { return no_later(state, states_[other]); });
+  std::erase_if(others, [&](int other) { return dominates(state, states_[other]); });
   others.push_back(static_cast<int>(states_.size()));
   return false;
 }

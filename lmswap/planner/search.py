@@ -31,7 +31,7 @@ _LIFE = {
 # third less work (U-Net 37 %, ResNet-50 43 % of all reads and writes).
 _SMALL = 1e-4
 
-# Steps of 8 ops need some hundred to some ten thousand states, 0.1 s at most.
+# Of 300 random training steps of 8 ops half need less than 30 states, and 5 more than these, which take some 0.2 s.
 _MOST_EXACT_STATES = 50_000
 
 # A search ends in one of several local optima, of memory too: on the U-Net at 96³ the least budgets of two seeds are
