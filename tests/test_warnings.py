@@ -132,7 +132,7 @@ def test_a_step_over_its_budget_warns_when_its_backward_has_ended(path, monkeypa
     for _ in range(3):
         model(batch()).square().mean().backward()
     loss = model(batch()).square().mean()
-    monkeypatch.setattr(memory, "lap_peaks", lambda: (budget_bytes + 3 * MIB, MIB))
+    monkeypatch.setattr(memory, "lap_peaks", lambda **_: (budget_bytes + 3 * MIB, MIB))
     with (
         caplog.at_level(logging.WARNING),
         pytest.warns(BudgetExceeded, match=r"step 4 of Net held .* 3\.00 MiB more") as caught,
@@ -151,7 +151,7 @@ def test_an_excess_after_the_backward_is_warned_of_at_the_next_call(monkeypatch)
     budget_bytes = lmswap.report(model).budget_bytes
     for _ in range(3):
         model(batch()).square().mean().backward()
-    monkeypatch.setattr(session_of(model).memory, "lap_peaks", lambda: (budget_bytes + MIB, MIB))
+    monkeypatch.setattr(session_of(model).memory, "lap_peaks", lambda **_: (budget_bytes + MIB, MIB))
     with pytest.warns(BudgetExceeded, match="step 3 of Net") as caught:
         model(batch())
     assert caught[0].filename == __file__
@@ -167,7 +167,7 @@ def test_forwards_over_the_budget_warn_without_a_backward(path, monkeypatch):
     for _ in range(2):
         model(batch()).square().mean().backward()
     outputs = [model(batch())]
-    monkeypatch.setattr(memory, "lap_peaks", lambda: (budget_bytes + 3 * MIB, MIB))
+    monkeypatch.setattr(memory, "lap_peaks", lambda **_: (budget_bytes + 3 * MIB, MIB))
     with pytest.warns(BudgetExceeded, match=r"3\.00 MiB more .*several forwards ran and no backward") as caught:
         outputs.append(model(batch()))
     assert caught[0].filename == __file__

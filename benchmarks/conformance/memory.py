@@ -36,8 +36,8 @@ class TensorMemory(CpuMemory):
     def peak_tensor_bytes(self) -> int:  # noqa: D102
         return max(0, super().peak_tensor_bytes() - self._held_bytes)
 
-    def lap_peaks(self) -> tuple[int, int]:  # noqa: D102
-        tensor_bytes = max(0, super().lap_peaks()[1] - self._held_bytes)
+    def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:  # noqa: D102
+        tensor_bytes = max(0, super().lap_peaks(restart=restart)[1] - self._held_bytes)
         return tensor_bytes, tensor_bytes
 
     used_bytes = used_tensor_bytes

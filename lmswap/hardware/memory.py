@@ -74,11 +74,8 @@ class DeviceMemory(Protocol):
     def reset_tensor_peak(self) -> None:
         """Restarts the tensor peak; `peak_bytes` continues."""
 
-    def start_lap(self) -> None:
-        """Starts the peaks of a lap; the others continue."""
-
-    def lap_peaks(self) -> tuple[int, int]:
-        """The highest `used_bytes` and `used_tensor_bytes` since `start_lap` or construction."""
+    def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:
+        """The highest `used_bytes` and `used_tensor_bytes` of a lap; ``restart`` begins the next, for these peaks."""
 
     def reusable_bytes(self) -> int:
         """The part of `used_bytes` that no tensor holds and that later tensors will reuse."""
@@ -193,13 +190,13 @@ class CudaMemory:
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._tensor_peak.restart()
 
-    def start_lap(self) -> None:  # noqa: D102
-        self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
-
-    def lap_peaks(self) -> tuple[int, int]:  # noqa: D102
+    def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:  # noqa: D102
         self.used_bytes()
         self.used_tensor_bytes()
-        return self._lap_peak_bytes, self._lap_peak_tensor_bytes
+        peaks = self._lap_peak_bytes, self._lap_peak_tensor_bytes
+        if restart:
+            self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
+        return peaks
 
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._now("reserved_bytes") - self._now("allocated_bytes")
@@ -285,12 +282,11 @@ class CpuMemory:
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._tensor_peak.restart()
 
-    def start_lap(self) -> None:  # noqa: D102
-        self._lap_peak.restart()
-        self._lap_tensor_peak.restart()
-
-    def lap_peaks(self) -> tuple[int, int]:  # noqa: D102
-        return max(0, self._lap_peak.value() - self._base_bytes), self._lap_tensor_peak.value()
+    def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:  # noqa: D102
+        resident, tensors = self._lap_peak, self._lap_tensor_peak
+        if restart:
+            return max(0, resident.restart() - self._base_bytes), tensors.restart()
+        return max(0, resident.value() - self._base_bytes), tensors.value()
 
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_reusable_bytes()

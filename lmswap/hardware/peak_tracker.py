@@ -38,15 +38,16 @@ class PeakTracker:
         with self._lock:
             return max(watch.earlier, self._read())
 
-    def restart(self, watch: Watch) -> None:
-        """Restarts ``watch``; the peaks of the others are kept."""
+    def restart(self, watch: Watch) -> int:
+        """Restarts ``watch`` and returns its highest value; the peaks of the others are kept."""
         with self._lock:
             highest = self._read()
             for known in self._watches:
                 if (other := known()) is not None and other.earlier < highest:
                     other.earlier = highest
             self._reset()
-            watch.earlier = 0
+            ended, watch.earlier = max(watch.earlier, highest), 0
+            return ended
 
 
 class Watch:
@@ -60,9 +61,9 @@ class Watch:
         """The highest value."""
         return self._mark.since(self)
 
-    def restart(self) -> None:
-        """Restarts from the current value."""
-        self._mark.restart(self)
+    def restart(self) -> int:
+        """Restarts from the current value, and returns the highest one until now."""
+        return self._mark.restart(self)
 
     def stop(self) -> None:
         """Ends the observer: restarts of others no longer keep its peak. Idempotent."""

@@ -59,11 +59,8 @@ class TensorMemory(Protocol):
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
         """Return (seconds, tensor bytes) at the changes between two times of CLOCK_MONOTONIC, besides the samples."""
 
-    def start_lap(self) -> None:
-        """Reset the peaks of the lap."""
-
-    def lap_peaks(self) -> tuple[int, int]:
-        """Return the peaks since then, of what counts against the budget and of tensors."""
+    def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:
+        """Return the peaks, of what counts against the budget and of tensors, since the last ``restart`` of them."""
 
 
 class Recorder:
@@ -280,8 +277,7 @@ class Recorder:
             self._end(step)
 
     def _end_lap(self) -> None:
-        self._current.peaks = self._current.peaks.with_others(self._lap_peaks())
-        self._memory.start_lap()
+        self._current.peaks = self._current.peaks.with_others(Peaks(*self._memory.lap_peaks(restart=True)))
 
     def _lap_peaks(self) -> Peaks:
         return Peaks(*self._memory.lap_peaks())

@@ -94,7 +94,34 @@ def test_a_status_of_many_pieces_is_read_to_its_end(monkeypatch):
     monkeypatch.setattr(host_memory, "_READ_BYTES", 100)
     assert host_memory.resident_bytes() > MIB
     with pytest.raises(DriverError, match="has no VmNone"):
-        host_memory._status(b"VmNone")
+        host_memory._status("VmNone")
+
+
+def test_memory_is_read_though_other_code_closed_the_status_file_or_opened_another_in_its_place(tmp_path):
+    host_memory.resident_bytes()
+    os.close(host_memory._STATUS._file)
+    assert host_memory.resident_bytes() > MIB
+    descriptor = host_memory._STATUS._file
+    with (tmp_path / "other").open("wb+") as other:
+        os.dup2(other.fileno(), descriptor)
+        assert host_memory.resident_bytes() > MIB
+        os.close(descriptor)  # which has been left open, as it is not ours any more
+
+
+def test_a_forked_child_reads_its_own_memory():
+    host_memory.resident_bytes()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        block = mmap.mmap(-1, 256 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for offset in range(0, len(block), PAGE):
+            block[offset] = 1
+        os.write(write, str(host_memory.resident_bytes()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(read, 100)) > host_memory.resident_bytes() + 128 * MIB
+    os.close(read)
+    os.close(write)
 
 
 def test_a_kernel_that_cannot_reset_the_peak_is_an_error(monkeypatch):

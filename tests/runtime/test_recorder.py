@@ -61,11 +61,9 @@ class Memory:
         assert stop_seconds > start_seconds
         return [(start_seconds + 0.5, 7)] if self._reports_changes else []
 
-    def start_lap(self) -> None:
-        self.laps += 1
-
-    def lap_peaks(self) -> tuple[int, int]:
-        return 100 * (self.laps + 1), self.laps
+    def lap_peaks(self, *, restart=False) -> tuple[int, int]:
+        self.laps += restart
+        return 100 * (self.laps + (not restart)), self.laps - restart
 
 
 def recorded(text):
@@ -318,13 +316,11 @@ class InterruptedMemory(Memory):
         self.clock.interrupt()
         return super().used_tensor_bytes()
 
-    def start_lap(self) -> None:
-        super().start_lap()
+    def lap_peaks(self, **given) -> tuple[int, int]:
         self.clock.interrupt()
-
-    def lap_peaks(self) -> tuple[int, int]:
+        peaks = super().lap_peaks(**given)
         self.clock.interrupt()
-        return super().lap_peaks()
+        return peaks
 
 
 @pytest.mark.parametrize("reports_changes", [True, False])

@@ -40,9 +40,11 @@ class Resident:
     def watch(self):
         """A mark of its peak, for which the heap has had no more than tensors then."""
         watch = memory._live().watch()
-        return SimpleNamespace(
-            value=lambda: self.other_bytes + 2**40 + watch.value(), restart=watch.restart, stop=watch.stop
-        )
+
+        def of_process(read):
+            return lambda: self.other_bytes + 2**40 + read()
+
+        return SimpleNamespace(value=of_process(watch.value), restart=of_process(watch.restart), stop=watch.stop)
 
 
 @pytest.fixture(scope="module", autouse=True)
