@@ -159,6 +159,7 @@ class ModelCall:
         return min((sequence.spare_bytes for sequence in self._sequences), default=0)
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
+        self._session.engine.refuse_closed()
         self._end_segment()
         key = (_known_as(step), "backward")
         self._backward = (key, self._session.recorder.begin_segment(key), step)

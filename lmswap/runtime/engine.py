@@ -185,7 +185,6 @@ class SwapEngine:
 
     def mark(self) -> int:
         """See `lmswap.runtime.recorder.Clock`, as for the next seven."""
-        ops.find_engine(self.number)  # raises if the model was disabled or this is a forked child
         return self.native.mark(self._stream())
 
     @property
@@ -226,6 +225,8 @@ class SwapEngine:
         Errors of that step's copies are discarded.
         """
         self.native.forget_unconfirmed()
+        if not (self._held or self._starting or self._arriving or self._audit):
+            return
         # Iterate over copies: another thread may begin or end transfers.
         for transfer in filter(self.native.is_finished, list(self._held)):
             self._held.pop(transfer, None)

@@ -73,7 +73,7 @@ class Recorder:
         self._ops: list[int] = []  # marks of the segment under way
         self._holds: list[tuple[int, int]] = []  # marks before and after each hold of the device in it
         self._begun_seconds = 0.0  # host time when it began, shifted by the time of marks between its ops
-        self._watches = False  # whether its memory is sampled
+        self._samples, self._watches = not memory.reports_changes(), False  # in general, and in that segment
         self._begun_bytes = 0  # tensor bytes when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments, which allocate alike in each step
         self._waiting: list[MarkedStep] = []  # earlier forwards that no backward has claimed
@@ -121,22 +121,29 @@ class Recorder:
         last = self.last()
         return self._last_training or last
 
-    def take_ended(self) -> list[EndedStep]:
+    def take_ended(self) -> Sequence[EndedStep]:
         """Return the steps that have ended since the last call."""
-        ended = list(self._unreported)
+        if not self._unreported:
+            return ()
+        ended = tuple(self._unreported)
         self._unreported.clear()
         return ended
 
-    def complete(self) -> EndedStep | None:
-        """Return the step under way with its peaks so far, if all forwards that may belong to it have run backward."""
+    def complete(self, above_bytes: int = -1) -> EndedStep | None:
+        """Return the step under way with its peaks so far, if all forwards that may belong to it have run backward.
+
+        None also if what counts against the budget has not exceeded ``above_bytes`` in it.
+        """
         if self._waiting or not self._current.is_complete:
             return None
-        return self._current.ended(self.num_steps + 1, self._current.peaks.with_others(self._lap_peaks()))
+        peaks = self._current.peaks.with_others(self._lap_peaks())
+        return self._current.ended(self.num_steps + 1, peaks) if peaks.used_bytes > above_bytes else None
 
     @property
     def pending_sequence(self) -> tuple[SegmentKey, ...]:
         """The segments since the last step that ended; until a backward shows it, these may be of several steps."""
-        return sum((step.sequence for step in self._waiting), ()) + self._current.sequence
+        current = self._current.sequence
+        return sum((step.sequence for step in self._waiting), ()) + current if self._waiting else current
 
     def pending(self) -> EndedStep:
         """Return these segments as one step."""
@@ -190,8 +197,8 @@ class Recorder:
         if self.times_ops and self._clock.can_hold:
             self._hold(self._mark())
         self._begun_seconds = time.perf_counter()
-        is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
-        self._watches = is_wanted and not self._memory.reports_changes()
+        is_wanted = key not in self._curves or self.times_ops or bool(self.observers)
+        self._watches = self._samples and is_wanted
         start = self._mark()
         self._begun_bytes = self._sample(start)
         return start

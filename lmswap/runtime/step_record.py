@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
@@ -65,7 +64,7 @@ class MarkedStep:
     times_ops: bool = False
     is_watched: bool = False  # whether its memory was sampled
     trains: bool = False  # whether a backward ran in it
-    _num_open: Counter[int] = field(default_factory=Counter)  # by graph: forwards less backwards
+    _num_open: dict[int, int] = field(default_factory=dict)  # by graph: forwards less backwards
 
     def add(self, run: SegmentRun[int]) -> None:
         """Add a run of a segment."""
@@ -74,13 +73,13 @@ class MarkedStep:
         graph, phase = run.key
         if phase == "backward":
             self.trains = True
-            self._num_open[graph] -= 1
+            self._num_open[graph] = self._num_open.get(graph, 0) - 1
         elif phase == "forward":
-            self._num_open[graph] += 1
+            self._num_open[graph] = self._num_open.get(graph, 0) + 1
 
     def wants_forward(self, graph: int) -> bool:
         """Return whether no forward of ``graph`` in it awaits its backward: another backward's forward came earlier."""
-        return self._num_open[graph] <= 0
+        return self._num_open.get(graph, 0) <= 0
 
     def after(self, earlier: MarkedStep) -> MarkedStep:
         """Return the step of what ran in ``earlier`` and then in this one."""
@@ -109,8 +108,7 @@ class MarkedStep:
         return EndedStep(number, self.sequence, follows, peaks)
 
 
-@dataclass(frozen=True)
-class EndedStep:
+class EndedStep(NamedTuple):
     """A step that has ended for the host: its number from 1 on, its segments in order, and its peaks.
 
     ``follows`` is the plan that the whole step followed, which names its buffers; empty if there is none.

@@ -47,9 +47,8 @@ class History:
 
     def next_phase(self, *, is_steady: bool) -> Phase:
         """Return the phase after one more run; only a run that ``is_steady`` shows seconds."""
-        if not is_steady or (self.phase is Phase.TRACED and self.num_runs + 1 < _WARM_UP_RUNS):
-            return self.phase
-        return Phase(min(self.phase + 1, Phase.FINAL))
+        is_final, is_cold = self.phase is Phase.FINAL, self.phase is Phase.TRACED and self.num_runs + 1 < _WARM_UP_RUNS
+        return self.phase if is_final or is_cold or not is_steady else Phase(self.phase + 1)
 
 
 NO_HISTORY = History()

@@ -21,7 +21,7 @@ from lmswap.planner.calibrate import Calibration, calibrate
 from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
-from lmswap.session.allowance import Allowance
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.collection_pause import collection_paused
 from lmswap.session.diagnostics import Notes, warn
@@ -37,6 +37,7 @@ from lmswap.session.replan_triggers import (
     Trigger,
     UnusedMargin,
     counted,
+    excess_held_bytes,
     merged,
     needs_growth,
     saves_by_accumulating,
@@ -90,10 +91,10 @@ class Replanner:
         phase, known = step.history.phase, step.history.host_of
         # The host takes longer for code that runs for the first time, and while the arena computes offsets.
         shows_host = (
-            is_steady
+            step.machine.host is not None
+            and is_steady
             and phase >= Phase.CALIBRATED
             and self._options.plan is None
-            and step.machine.host is not None
             and self._num_computed == num_before
             and (known is None or not known.acts_as(step.plan))
         )
@@ -119,6 +120,8 @@ class Replanner:
             True if its graphs have to be compiled for another plan.
         """
         before = self._plans[run.graphs]
+        if self._has_settled(before, run):
+            return False
         seen = self._measure(before, run, released)
         step = counted(before, seen)
         is_priced = seen.calibration is not None or seen.host_seconds is not None
@@ -139,6 +142,24 @@ class Replanner:
             self._settle_compression(step, excess)
         return not self._plans[run.graphs].runs_as(before)
 
+    def _has_settled(self, step: PlannedStep, run: StepRun) -> bool:
+        """Whether `_measure` would find nothing in ``run``, as in most runs of a final plan."""
+        return (
+            step.history.phase is Phase.FINAL
+            and self._engine.arena is None
+            and self._tier != compression_ratio.TIER
+            and not run.shows_host
+            and not needs_growth(step, run.ended.peaks.used_bytes)
+            and excess_held_bytes(step, self._budget.held.nbytes) <= GROWTH_BYTES
+            and not self._is_to_accumulate(step)
+        )
+
+    def _is_to_accumulate(self, step: PlannedStep) -> bool:
+        """Whether ``step`` is to accumulate each gradient as it is computed, from now on; ranks do anyway."""
+        may_accumulate = self._retention.may_accumulate(with_arena=self._engine.arena is not None)
+        saves = may_accumulate and saves_by_accumulating(step, self._budget.held.nbytes)
+        return saves and not self._options.verify and not is_distributed()
+
     def _measure(self, step: PlannedStep, run: StepRun, released: Callable[[], frozenset[int]]) -> StepObservation:
         """Measure what ``run`` of ``step`` has shown, and move the estimate of retention to that."""
         arena, program, record = self._engine.arena, step.joined.program, run.record
@@ -147,8 +168,7 @@ class Replanner:
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
         seen = StepObservation(phase, peak_bytes, self._budget.held.nbytes)
-        may_accumulate = self._retention.may_accumulate(with_arena=arena is not None) and not self._options.verify
-        if may_accumulate and saves_by_accumulating(step, seen.held_bytes) and not is_distributed():  # ranks do anyway
+        if self._is_to_accumulate(step):
             seen = replace(seen, accumulated_bytes=self._plans.accumulated_bytes(step))
         if arena is not None and arena.num_unplaced:
             seen = replace(seen, has_misplaced=self._retention.assume_most())

@@ -253,17 +253,17 @@ def saves_by_accumulating(step: PlannedStep, held_bytes: int) -> bool:
 
     ``held_bytes`` are held by tensors outside of steps. Only where memory is short: gradients then die one by one.
     """
-    is_short = step.moves or step.is_overdrawn or _excess_held_bytes(step, held_bytes) > GROWTH_BYTES
+    is_short = step.moves or step.is_overdrawn or excess_held_bytes(step, held_bytes) > GROWTH_BYTES
     return is_short and step.joined.program.kind_of_gradients is BufferKind.GRADIENT
 
 
-def _excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
+def excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
     """Return how many bytes more than planned tensors outside of ``step`` hold: kept gradients, averages."""
     return held_bytes - step.allowance.tensor_bytes - step.allowance.reserve_bytes
 
 
 def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
-    allowance, excess_bytes = step.allowance, _excess_held_bytes(step, seen.held_bytes)
+    allowance, excess_bytes = step.allowance, excess_held_bytes(step, seen.held_bytes)
     if seen.accumulated_bytes is not None:
         allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
     elif excess_bytes > GROWTH_BYTES:

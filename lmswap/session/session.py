@@ -299,6 +299,7 @@ class Session:
 
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
+        self.engine.refuse_closed()
         self.retention.observe(in_backward=True)
         self._backwards.end()
         return self._backwards.add(parts)
@@ -318,12 +319,11 @@ class Session:
 
     def warn_budget_exceeded(self) -> None:
         """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""
-        steps, under_way = self.recorder.take_ended(), self.recorder.complete() or self._forwards_alone()
-        if under_way is not None:
-            steps.append(under_way)
-        for step in steps:
+        budget_bytes, steps = self.budget.nbytes, self.recorder.take_ended()
+        under_way = self.recorder.complete(above_bytes=budget_bytes) or self._forwards_alone()
+        for step in (*steps, under_way):
             # Checks take memory of their own, as the notes say.
-            if step.peaks.used_bytes > self.budget.nbytes and self.verified is None:
+            if step is not None and step.peaks.used_bytes > budget_bytes and self.verified is None:
                 self._warn_exceeded(step)
 
     def _warn_exceeded(self, step: EndedStep) -> None:
