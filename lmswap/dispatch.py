@@ -43,7 +43,7 @@ from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
-from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons
+from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons, untraced
 from lmswap.torch_compat.modules import all_own_tensors, eager_call, own_tensors
 from lmswap.torch_compat.tracing import clear_fake_cache
 from lmswap.verify.saved_tensors import SavedCheck
@@ -92,7 +92,7 @@ class ModelCall:
             self._compiled = CompiledCall(model, session, takes_floats=is_own)
             session.runs_uncaptured = is_own
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # also if the calling code is compiled
+    @untraced  # also if the calling code is compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself

@@ -27,6 +27,7 @@ _REDRAWN_SECONDS = 0.5  # on a terminal
 _REPEATED_FACTOR = 10  # elsewhere: after 1, 10, 100 ... seconds
 _LONG_SECONDS = 3.0  # shorter waits end without a summary
 _LEAST_SHARE = 0.05  # of a stage; before that, the seconds left would be a guess
+_NO_STAGE = nullcontext()
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def stage(name: str, *, is_remembered: bool = False) -> AbstractContextManager[N
 
     ``is_remembered``: its result is cached, and the next process does not need it.
     """
-    return nullcontext() if _waits.open is None else _stage(_waits.open, name, is_remembered)
+    return _NO_STAGE if _waits.open is None else _stage(_waits.open, name, is_remembered)
 
 
 @contextmanager

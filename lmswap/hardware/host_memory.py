@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,20 +106,18 @@ class _Status:
         self._file = -1
         os.register_at_fork(after_in_child=self.forget)  # it remains that of the parent
 
-    def find(self, key: bytes) -> int | None:
-        """Return the bytes in the line of ``key``, None if there is none.
+    def find(self, line: re.Pattern[bytes]) -> int | None:
+        """Return the bytes in ``line``, whose group is their number in KiB; None if there is no such line.
 
         Raises:
             OSError: other code has closed the file.
         """
         if self._file < 0:
             self._file = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        text, start, end = b"", -1, -1
-        while end < 0 and (piece := os.pread(self._file, _READ_BYTES, len(text))):
-            text += piece
-            start = text.find(key)
-            end = text.find(b" kB", start) if start >= 0 else -1
-        return int(text[start + len(key) : end]) * 1024 if end >= 0 else None
+        text = os.pread(self._file, _READ_BYTES, 0)
+        while (found := line.search(text)) is None and (more := os.pread(self._file, _READ_BYTES, len(text))):
+            text += more
+        return int(found[1]) * 1024 if found is not None else None
 
     def forget(self) -> None:
         """Open the file again for the next read; the descriptor may be another file's by now, and is not closed."""
@@ -128,11 +127,14 @@ class _Status:
 _STATUS = _Status()
 
 
+_LINES = {name: re.compile(rf"^{name}:\s*(\d+) kB".encode(), re.MULTILINE) for name in ("VmHWM", "VmRSS")}
+
+
 def _status(name: str) -> int:
-    key = f"\n{name}:".encode()
+    line = _LINES[name]
     for _ in range(2):
         with suppress(OSError):
-            if (nbytes := _STATUS.find(key)) is not None:
+            if (nbytes := _STATUS.find(line)) is not None:
                 return nbytes
         _STATUS.forget()
     raise DriverError(f"the kernel does not report this process's memory: /proc/self/status has no {name}")

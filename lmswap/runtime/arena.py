@@ -54,6 +54,9 @@ class Script:
     known: dict[_Beginning, list[Moves]] = field(default_factory=dict)
 
 
+_ANYWHERE = nullcontext()
+_NOT_PLACED = nullcontext(lambda: _ANYWHERE)
+
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
@@ -75,7 +78,7 @@ def placing(
     Yields:
         A function that returns the context for each part of the segment.
     """
-    return nullcontext(nullcontext) if arena is None or script is None else _placing(arena, script, adds_up)
+    return _NOT_PLACED if arena is None or script is None else _placing(arena, script, adds_up)
 
 
 @contextmanager

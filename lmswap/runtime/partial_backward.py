@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -89,7 +89,7 @@ def compile_parts(
         for function, given in zip(functions, positions, strict=True):
             with around():
                 values[:] = function(values)
-            yield {position: values.pop(0) for position in given}  # no reference stays here
+            yield _take(values, given)  # no reference stays here
 
     return run
 
@@ -151,6 +151,8 @@ class ActiveBackwards:
         Raises:
             OptionError: one runs in another thread.
         """
+        if not self._at_work:
+            return
         for backward in filter(None, [reference() for reference in self._at_work]):
             if current_graph_task_id() >= 0:
                 backward.finish()
@@ -169,7 +171,14 @@ def collect(partial_results: Iterable[Results]) -> list[Any]:
     made: Results = {}
     for given in partial_results:
         made |= given
-    return [made[position] for position in range(len(made))]
+    return [*map(made.__getitem__, range(len(made)))]
+
+
+def _take(values: list[Any], positions: Sequence[int]) -> Results:
+    """Remove the results of one part from the start of ``values``."""
+    taken = dict(zip(positions, values, strict=False))
+    del values[: len(positions)]
+    return taken
 
 
 def _marks(graph: fx.Graph) -> list[fx.Node]:

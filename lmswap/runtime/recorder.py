@@ -156,7 +156,7 @@ class Recorder:
         """Sample the memory, unless its changes are reported or known."""
         if self._watches:
             begun = time.perf_counter()
-            self._sample(self._mark())
+            self._sample()
             self._passed_since(begun)
 
     def forget_curves(self) -> None:
@@ -199,8 +199,7 @@ class Recorder:
         self._begun_seconds = time.perf_counter()
         is_wanted = key not in self._curves or self.times_ops or bool(self.observers)
         self._watches = self._samples and is_wanted
-        start = self._mark()
-        self._begun_bytes = self._sample(start)
+        start, self._begun_bytes = self._sample()
         return start
 
     def begin_op(self) -> None:
@@ -234,7 +233,7 @@ class Recorder:
             self._clock.let_go()
         if start not in step.marks:
             return  # of an earlier step: the run was interrupted, and its context closed only now
-        end = self._mark()
+        end, _ = self._sample()
         if follows and key in self._curves and not self._watches:
             curve = step.curves[start] = self._curves[key]
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
@@ -243,7 +242,6 @@ class Recorder:
         host = self._begun_seconds, time.perf_counter()
         step.add(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
         self._watches = False
-        self._sample(end)
 
     def end_if_complete(self) -> None:
         """End the step under way if every forward in it has had its backward."""
@@ -255,10 +253,12 @@ class Recorder:
         self._current.marks.append(mark)
         return mark
 
-    def _sample(self, mark: int) -> int:
-        nbytes = self._memory.used_tensor_bytes()
-        self._current.memory.append((mark, nbytes))
-        return nbytes
+    def _sample(self) -> tuple[int, int]:
+        """Set a mark and sample the memory there; return both."""
+        sample = self._clock.mark(), self._memory.used_tensor_bytes()
+        self._current.marks.append(sample[0])
+        self._current.memory.append(sample)
+        return sample
 
     def _begins_step(self, key: SegmentKey) -> bool:
         return key[1] != "backward" and self._current.trains

@@ -8,8 +8,7 @@ saved meanwhile stays on the device, as without lmswap.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from lmswap.torch_compat.autograd import (
@@ -56,16 +55,23 @@ class Hooks(threading.local):
         # Permanent: threads share torch's module, and without hooks of enabled models the behaviour is torch's.
         replace_disable_hooks(disable_hooks)
 
-    @contextmanager
-    def on(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
-        """Push the hooks for the duration of the context."""
-        self._pushed = pair = pack, unpack
-        _PUSHED.pairs.append(pair)
+    def on(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Hooks:
+        """Return the context in which these hooks are pushed: a generator would take as long as all else here."""
+        self._pushed = pack, unpack
+        return self
+
+    def __enter__(self) -> None:
+        pair = self._pushed
+        assert pair is not None
         try:
-            push_saved_tensor_hooks(pack, unpack)
-            yield
-        finally:
-            self.take_back()  # torch's context would raise where a signal has left nothing to pop
+            _PUSHED.pairs.append(pair)
+            push_saved_tensor_hooks(*pair)
+        except BaseException:
+            self.take_back()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.take_back()  # torch's context would raise where a signal has left nothing to pop
 
     def take_back(self) -> None:
         """Pop hooks that an interrupted `on` left; call it only while this model does not run in this thread."""

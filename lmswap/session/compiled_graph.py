@@ -163,23 +163,23 @@ class _Running:
     ) -> None:
         """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
         self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
-        self._start = 0
+        self._recorder, self._start = session.recorder, 0
 
     def __enter__(self) -> None:
         graph, phase = self._key
         if self._first_runs is not None:
             self._first_runs.begins(phase)
         self._session.losses.before_segment(graph, phase)
-        self._start = self._session.recorder.begin_segment(self._key)
+        self._start = self._recorder.begin_segment(self._key)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         session, (graph, phase) = self._session, self._key
-        session.recorder.end_segment(self._key, self._start, self._follows)
+        self._recorder.end_segment(self._key, self._start, self._follows)
         if kind is not None:
             return
         session.engine.check_async_errors()
         session.losses.after_segment(graph, phase)
-        if phase != "inference":
+        if phase == "backward" or len(self._recorder.pending_sequence) > 1:  # a first forward may have a backward
             session.warn_budget_exceeded()
 
 

@@ -25,11 +25,10 @@ current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 # The position of a node in the order of creation in its thread: ready nodes run newest first.
 sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
-# The hooks that get a tensor's gradient before and after accumulation; empty or None without any. A C function: it is
+# The hooks that get a tensor's gradient before and after accumulation; empty or None without any. C functions: they are
 # called for each parameter in each step.
-gradient_hooks: Callable[[Tensor], tuple[Any, Any]] = operator.attrgetter(
-    "_backward_hooks", "_post_accumulate_grad_hooks"
-)
+hooks_before_accumulation: Callable[[Tensor], Any] = operator.attrgetter("_backward_hooks")
+hooks_after_accumulation: Callable[[Tensor], Any] = operator.attrgetter("_post_accumulate_grad_hooks")
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # A context without autocast, for any device.
 disable_autocast: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
@@ -76,11 +75,6 @@ def keeping_dispatch_keys() -> AbstractContextManager[None]:
 def in_forward_mode() -> bool:
     """Return whether a level of forward-mode AD is open."""
     return forward_ad._current_level >= 0
-
-
-def has_hooks_before_accumulation(tensor: Tensor) -> bool:
-    """Return whether hooks may replace the gradient of ``tensor``."""
-    return bool(tensor._backward_hooks)
 
 
 def forward_class(node: Any) -> Any:

@@ -6,11 +6,12 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._dynamo import OptimizedModule, config, convert_frame, guards, trace_rules, utils
 from torch._dynamo.exc import (
     BackendCompilerFailed,
@@ -33,6 +34,8 @@ __all__ = [
     "SkipFrame",
     "graph_break_reasons",
 ]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint  # as which `torch.utils.checkpoint` is captured
 IS_COMPILING = (
@@ -114,6 +117,16 @@ def observed_checkpoints(observe: Callable[[fx.Node, Sequence[Tensor]], None]) -
 
     with mock.patch.object(CheckpointHigherOrderVariable, "_call_function", call):
         yield
+
+
+def untraced(function: _Function) -> _Function:
+    """Return ``function``, which Dynamo traces no more, nor what it calls.
+
+    `torch.compiler.disable` wraps it instead, which takes longer than a short function itself (torch 2.13).
+    """
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    vars(function)["_torchdynamo_disable"] = True
+    return function
 
 
 class _Tracer:

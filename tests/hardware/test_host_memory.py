@@ -93,8 +93,9 @@ def test_resident_memory_rises_by_touched_pages_and_its_peak_stays():
 def test_a_status_of_many_pieces_is_read_to_its_end(monkeypatch):
     monkeypatch.setattr(host_memory, "_READ_BYTES", 100)
     assert host_memory.resident_bytes() > MIB
-    with pytest.raises(DriverError, match="has no VmNone"):
-        host_memory._status("VmNone")
+    monkeypatch.setitem(host_memory._LINES, "VmRSS", host_memory.re.compile(b"VmNone"))
+    with pytest.raises(DriverError, match="has no VmRSS"):
+        host_memory.resident_bytes()
 
 
 def test_memory_is_read_though_other_code_closed_the_status_file_or_opened_another_in_its_place(tmp_path):

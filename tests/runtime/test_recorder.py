@@ -235,7 +235,7 @@ def test_a_step_has_the_peaks_of_all_that_ran_since_the_one_before_it():
     recorder.last()
     first, second = recorder.take_ended()
     assert (first.number, first.peaks, second.number, second.peaks) == (1, (100, 0, 10), 2, (300, 2, 20))
-    assert recorder.take_ended() == []
+    assert not recorder.take_ended()
     assert recorder.highest == second
 
 

@@ -176,11 +176,11 @@ def test_private_attributes_exist_and_have_their_assumed_meaning():
     before = tensors.version_of(z)
     assert tensors.version_of(z.add_(1)) == before + 1
     assert autograd.sequence_number((y * 2).grad_fn) > autograd.sequence_number(y.grad_fn)
-    assert not any(autograd.gradient_hooks(x))
+    assert not autograd.hooks_before_accumulation(x) and not autograd.hooks_after_accumulation(x)
     x.register_hook(lambda gradient: gradient)
-    assert any(autograd.gradient_hooks(x)) and autograd.has_hooks_before_accumulation(x)
+    assert autograd.hooks_before_accumulation(x) and not autograd.hooks_after_accumulation(x)
     layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    assert any(autograd.gradient_hooks(layer.weight)) and not autograd.has_hooks_before_accumulation(layer.weight)
+    assert autograd.hooks_after_accumulation(layer.weight) and not autograd.hooks_before_accumulation(layer.weight)
     assert [list(held) for held in modules.own_tensors(layer)] == [["weight", "bias"], []]
     iterator = iter(DataLoader([1, 2]))
     next(iterator)

@@ -19,7 +19,7 @@ from lmswap.capture.numerics.gradient_order import receiver_of
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.runtime.partial_backward import PartialResults, Results
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.torch_compat.autograd import current_graph_task_id, current_node, has_hooks_before_accumulation
+from lmswap.torch_compat.autograd import current_graph_task_id, current_node, hooks_before_accumulation
 from lmswap.torch_compat.tensors import tensor_id, version_of
 
 VIEWS = (
@@ -166,7 +166,7 @@ def _is_sum(result: Any) -> bool:
 def _is_hooked(node: Any) -> bool:
     """Return whether hooks of the parameter that ``node`` accumulates into may replace the sum."""
     variable = getattr(node, "variable", None)
-    return variable is not None and has_hooks_before_accumulation(variable)
+    return variable is not None and bool(hooks_before_accumulation(variable))
 
 
 def _identity(gradient: Tensor) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from lmswap.errors import DoubleBackward
 from lmswap.runtime.codegen import captured_node
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.autograd import current_node
+from lmswap.torch_compat.dynamo import untraced
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -52,7 +53,7 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
     node.register_prehook(partial(_untraced, begins))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a model may run a backward where Dynamo traces it
+@untraced  # a model may run a backward where Dynamo traces it
 def _untraced(hook: Callable[[Gradients], None], given: Gradients) -> None:
     hook(given)
 

@@ -23,7 +23,7 @@ from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
 from lmswap.capture.numerics.gradient_gate import End, insert_gate, skip_gate
-from lmswap.torch_compat.autograd import gradient_hooks, sequence_number
+from lmswap.torch_compat.autograd import hooks_after_accumulation, hooks_before_accumulation, sequence_number
 
 
 def is_distributed() -> bool:
@@ -46,6 +46,7 @@ class GradientOrder:
 
     def __init__(self) -> None:
         self._order: Sequence[int] = ()
+        self._tensors: Sequence[int] = ()  # the inputs that are tensors
         self._parts: list[list[int]] = []  # by part of the backward: the inputs whose gradients it completes
 
     def instrument(self, module: fx.GraphModule) -> None:
@@ -65,8 +66,11 @@ class GradientOrder:
 
     def reorder_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the region's real ``inputs``, wrapped so that gradients arrive in that order."""
-        matters = is_distributed() or len(self._parts) > 1 or _any_has_hooks(inputs)
-        if not (self._order and torch.is_grad_enabled() and matters):
+        if not (self._order and torch.is_grad_enabled()):
+            return inputs
+        are_all = len(self._tensors) == len(inputs)
+        given_tensors = inputs if are_all else [inputs[position] for position in self._tensors]
+        if len(self._parts) <= 1 and not _any_has_hooks(given_tensors) and not is_distributed():
             return inputs
         given = list(inputs)
         groups = self._groups([position for position, value in enumerate(given) if _trains(value)])
@@ -92,6 +96,7 @@ class GradientOrder:
 
     def _traced(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         positions = defaultdict(list)
+        self._tensors = [position for position, value in enumerate(inputs) if isinstance(value, Tensor)]
         for position, value in enumerate(inputs):
             if (node := _made_by(value)) is not None:
                 positions[node].append(position)
@@ -107,12 +112,9 @@ def _trains(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _any_has_hooks(values: Sequence[Any]) -> bool:
-    """Return whether hooks get the gradient of one of them, before or after accumulation."""
-    for value in values:  # noqa: SIM110 - a generator would execute more instructions in each step
-        if isinstance(value, Tensor) and any(gradient_hooks(value)):
-            return True
-    return False
+def _any_has_hooks(tensors: Sequence[Tensor]) -> bool:
+    """Return whether hooks get the gradient of one of these tensors, before or after accumulation."""
+    return any(map(hooks_before_accumulation, tensors)) or any(map(hooks_after_accumulation, tensors))
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:

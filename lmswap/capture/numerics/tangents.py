@@ -26,6 +26,7 @@ from lmswap.runtime.partial_backward import Backward, PartialResults
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
+from lmswap.torch_compat.dynamo import untraced
 from lmswap.torch_compat.tensors import suggest_memory_format
 
 _log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class TangentAdapter:
             for position, result in given.items()
         }
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # as in `lmswap.capture.numerics.double_backward`
+    @untraced  # as in `lmswap.capture.numerics.double_backward`
     def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
         if is_any_autocast_enabled():
             self._note(CAST)
