@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class ModelCall:
     def __init__(self, model: nn.Module, session: Session, *, instead_of: Callable[..., Any] | None) -> None:
         """``instead_of`` is what a call of ``model`` ran, if it was compiled; `lmswap.disable` restores it."""
         self.instead_of = instead_of
-        self._model, self._session = model, session
+        self._model, self._session, self._own = model, session, session.recorder.own
         self._plain: Callable[..., Any] = eager_call(model)
         self.engine_number, self.memory = session.engine.number, session.memory
         self.device, self.tier = session.device, session.tier
@@ -97,6 +98,7 @@ class ModelCall:
         """Return the model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself
             return self._plain(*args, **kwargs)
+        self._own.begin_call()
         if wrapped := torch_function_tensors(args, kwargs):
             return call_unwrapped(self, wrapped, args, kwargs)
         self._session.check_caller()
@@ -123,6 +125,7 @@ class ModelCall:
             raise shortened(error)  # noqa: B904 - itself
         finally:
             self._inside.is_running = False
+            self._own.end_call()
 
     def _check_global_state(self) -> None:
         """Switch to hooks for good if the graphs were traced under another global state."""
@@ -202,7 +205,9 @@ class ModelCall:
                 reported(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
                 self._hooks.on(*hooks),
             ):
+                self._own.seconds += perf_counter()
                 result = compiled(*args, **kwargs)
+                self._own.seconds -= perf_counter()
         except FailOnRecompileLimitHit:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
                 raise CaptureError(f"{session.name}: {too_many()}") from None

@@ -2,15 +2,21 @@
 
 import copy
 import gc
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 
 import lmswap
+from lmswap import dispatch
+from lmswap.capture import aot
+from lmswap.runtime import own_time
+from lmswap.session import compiled_graph, session
+from lmswap.session.session import Session
 from tests.instructions import counted_instructions
 
 # Beside torch's own, that of `torch.compile` with the backend "aot_eager"; for a few more parameters some more.
-_MOST_INSTRUCTIONS = 9_000
+_MOST_INSTRUCTIONS = 4_300
 
 
 def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
@@ -34,4 +40,34 @@ def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
 
     assert instructions_of(model) < instructions_of(traced) + _MOST_INSTRUCTIONS
     assert not lmswap.report(model).swapped_out_bytes
+    lmswap.disable(model)
+
+
+def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(monkeypatch):
+    torch.compiler.reset()
+    clock = SimpleNamespace(seconds=1.0, perf_counter=lambda: clock.seconds)
+    compile_boxed, prepare = compiled_graph.compile_boxed, Session.prepare
+
+    def compile_to_long_ops(module):
+        function = compile_boxed(module)
+
+        def run(arguments):
+            clock.seconds += 1000.0
+            return function(arguments)
+
+        return run
+
+    def prepare_long(*given):
+        prepare(*given)
+        clock.seconds += 7.0
+
+    for module in (own_time, compiled_graph, session, dispatch, aot):
+        monkeypatch.setattr(module, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(compiled_graph, "compile_boxed", compile_to_long_ops)
+    monkeypatch.setattr(Session, "prepare", prepare_long)
+    model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), "2GiB")
+    for _ in range(3):
+        model(torch.randn(32, 64)).sum().backward()
+    assert lmswap.report(model).own_seconds == 7.0
+    assert "lmswap's own time was 7.00 s" in " ".join(str(lmswap.report(model)).split())
     lmswap.disable(model)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from lmswap.capture.numerics.random_ops import functionalize_random_ops, insert_
 from lmswap.capture.numerics.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
 from lmswap.errors import CaptureError
 from lmswap.runtime.codegen import BoxedFunction
+from lmswap.runtime.own_time import OwnTime
 from lmswap.runtime.partial_backward import (
     Backward,
     PartialResults,
@@ -42,6 +44,8 @@ from lmswap.torch_compat.dynamo import is_compiled_autograd_enabled
 
 class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
+
+    own: OwnTime  # of what runs the graphs
 
     def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """Return the tensors that an op really makes; see `lmswap.capture.numerics.correct_metadata`."""
@@ -155,10 +159,16 @@ class _Variant(Variant):
         backward, tangents = self._handler.compiled_backward(graph), self._tangents
         assert tangents is not None
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
-        sums = AccumulationWatch(graph.graph, self._handler.note)
-        if len(self._parts) <= 1:  # no gradient is ready before the others
-            return boxed(lambda arguments: collect(sums.watch(tangents.run(backward, arguments))))
-        return boxed(lambda arguments: dispatch_gradients(sums.watch(tangents.run(backward, arguments)), num_results))
+        sums, own = AccumulationWatch(graph.graph, self._handler.note), self._handler.own
+        has_parts = len(self._parts) > 1  # some gradients are ready before the others
+
+        def run(arguments: list[Any]) -> Sequence[Any]:
+            own.seconds -= perf_counter()
+            partial_results = sums.watch(tangents.run(backward, arguments))
+            own.seconds += perf_counter()
+            return dispatch_gradients(partial_results, num_results) if has_parts else collect(partial_results)
+
+        return boxed(run)
 
     def inference(self, graph: fx.GraphModule) -> BoxedFunction:
         retrace(graph.graph, (), self._handler.output_metadata)
@@ -168,7 +178,11 @@ class _Variant(Variant):
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
-        outputs = compiled([*self._arrival.reorder_inputs(arguments)])
+        own = self._handler.own
+        given = [*self._arrival.reorder_inputs(arguments)]
+        own.seconds += perf_counter()
+        outputs = compiled(given)
+        own.seconds -= perf_counter()
         if self._tangents is not None:
             self._tangents.watch(outputs)
         return outputs

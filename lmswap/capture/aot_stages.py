@@ -32,7 +32,7 @@ class Variant(Protocol):
         """Edit the two graphs of a training step in place, before torch's compilers get them."""
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
-        """Run the region by what torch ``compiled`` of the graphs."""
+        """Run the region by what torch ``compiled`` of the graphs; a piece of `OwnTime` ends and begins around that."""
 
     def __deepcopy__(self, _: object) -> Variant:
         return self  # torch copies backward graphs before it compiles them

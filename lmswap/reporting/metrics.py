@@ -14,6 +14,7 @@ FIELDS = {
     "predicted_step_seconds": "predicted_seconds",
     "stall_seconds": "stall_seconds",
     "host_bound_seconds": "host_bound_seconds",
+    "own_seconds": "own_seconds",
     "swapped_out_bytes": "swapped_out_bytes",
     "swapped_in_bytes": "swapped_in_bytes",
     "recomputed_bytes": "recomputed_bytes",

@@ -129,6 +129,8 @@ def _measured_step(step: StepFigures) -> str:
 
 
 def _host(step: StepFigures) -> Iterator[str]:
+    if step.own_seconds is not None:
+        yield f"lmswap's own time was {format_seconds(step.own_seconds)}, on the host, in addition to the step."
     waits = step.predicted.lane_seconds(Lane.HOST) if step.predicted is not None else 0.0
     if waits:
         yield f"The device is predicted to wait {format_seconds(waits)} for the host to queue ops and copies."

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from lmswap.runtime._C import TransferRecord
+from lmswap.runtime.own_time import OwnTime
 from lmswap.runtime.step_record import Curve, EndedStep, Graphs, MarkedStep, Peaks, SegmentKey, SegmentRun, StepRecord
 
 # A step whose ops are timed is queued in batches of this many ops, each started when it is fully queued: with marks
@@ -68,7 +69,7 @@ class Recorder:
 
     def __init__(self, clock: Clock, memory: TensorMemory) -> None:
         """``clock`` makes marks on the device's stream; ``memory`` is sampled, or reports its changes."""
-        self._clock, self._memory = clock, memory
+        self._clock, self._memory, self.own = clock, memory, OwnTime()
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
         self._holds: list[tuple[int, int]] = []  # marks before and after each hold of the device in it
@@ -291,7 +292,7 @@ class Recorder:
 
     def _end(self, step: MarkedStep) -> None:
         self.num_steps += 1
-        ended = self.ended = step.ended(self.num_steps, step.peaks)
+        ended = self.ended = step.ended(self.num_steps, step.peaks, self.own.take())
         self._unreported.append(ended)
         if step.trains:
             self.trained = ended

@@ -100,24 +100,26 @@ class MarkedStep:
         """Whether every forward segment has had its backward; with retain_graph=True some have several."""
         return bool(self.runs) and max(self._num_open.values(), default=0) <= 0
 
-    def ended(self, number: int, peaks: Peaks) -> EndedStep:
+    def ended(self, number: int, peaks: Peaks, own_seconds: float = 0.0) -> EndedStep:
         """Return what is known without waiting for the device, if it ends now as step ``number``."""
         # A graph that trains nothing has a plan of its own, also in the middle of a step.
         plans = {run.follows for run in self.runs if run.key[1] != "inference"} or {run.follows for run in self.runs}
         follows = plans.pop() if len(plans) == 1 else ()
-        return EndedStep(number, self.sequence, follows, peaks)
+        return EndedStep(number, self.sequence, follows, peaks, own_seconds)
 
 
 class EndedStep(NamedTuple):
     """A step that has ended for the host: its number from 1 on, its segments in order, and its peaks.
 
-    ``follows`` is the plan that the whole step followed, which names its buffers; empty if there is none.
+    ``own_seconds`` are the host's in lmswap's own code since the end of the step before, see `OwnTime`. ``follows`` is
+    the plan that the whole step followed, which names its buffers; empty if there is none.
     """
 
     number: int
     sequence: tuple[SegmentKey, ...]
     follows: Graphs
     peaks: Peaks
+    own_seconds: float = 0.0
 
     @property
     def trains(self) -> bool:

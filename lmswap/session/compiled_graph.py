@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -163,24 +164,27 @@ class _Running:
     ) -> None:
         """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
         self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
-        self._recorder, self._start = session.recorder, 0
+        self._recorder, self._own, self._start = session.recorder, session.recorder.own, 0
 
     def __enter__(self) -> None:
+        self._own.seconds -= perf_counter()
         graph, phase = self._key
         if self._first_runs is not None:
             self._first_runs.begins(phase)
         self._session.losses.before_segment(graph, phase)
         self._start = self._recorder.begin_segment(self._key)
+        self._own.seconds += perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         session, (graph, phase) = self._session, self._key
+        self._own.seconds -= perf_counter()
         self._recorder.end_segment(self._key, self._start, self._follows)
-        if kind is not None:
-            return
-        session.engine.check_async_errors()
-        session.losses.after_segment(graph, phase)
-        if phase == "backward" or len(self._recorder.pending_sequence) > 1:  # a first forward may have a backward
-            session.warn_budget_exceeded()
+        if kind is None:
+            session.engine.check_async_errors()
+            session.losses.after_segment(graph, phase)
+            if phase == "backward" or len(self._recorder.pending_sequence) > 1:  # a first forward may have a backward
+                session.warn_budget_exceeded()
+        self._own.seconds += perf_counter()
 
 
 class _PlannedGraph(aot.GraphHandler):
@@ -196,6 +200,7 @@ class _PlannedGraph(aot.GraphHandler):
         self._scripts: dict[str, Script] = {}  # by phase: the offsets of its tensors, with an arena
         self._first_runs: NumericsGuard | None = None  # of ops that the backward recomputes
         self._adds_up = False  # each gradient is accumulated as it is computed
+        self.own = graph.session.recorder.own
 
     def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""

@@ -13,6 +13,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -171,7 +172,10 @@ class Session:
             raise SkipFrame(note) from error
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
+        own = self.recorder.own
+
         def run(*arguments: Any) -> Any:
+            own.seconds -= perf_counter()
             self.check_caller()
             with without_hooks():
                 self.prepare(graph)
@@ -180,6 +184,7 @@ class Session:
                     outputs = graph.graph_for_this_run().function(*arguments)
             if torch.is_grad_enabled():
                 watch_gradients(outputs, self._differentiates_twice)
+            own.seconds += perf_counter()
             return outputs
 
         return run
@@ -349,6 +354,10 @@ class Session:
             return None
         are_calls = len(set(forwards)) < len(forwards) or self._is_hooked(sequence)
         return self.recorder.pending() if are_calls else None
+
+    def runs_graphs(self, step: EndedStep) -> bool:
+        """Return whether graphs served ``step``, not hooks."""
+        return not self._is_hooked(step.sequence)
 
     def _is_hooked(self, sequence: Sequence[SegmentKey]) -> bool:
         ran = {graph for graph, phase in sequence if phase != "inference"}

@@ -37,6 +37,7 @@ def snapshot(session: Session) -> Report:
             "measured": _measured(last, step),
             "measured_peak_bytes": last.step.peaks.used_bytes,
             "measured_tensor_peak_bytes": last.step.peaks.tensor_bytes,
+            "own_seconds": last.step.own_seconds if session.runs_graphs(last.step) else None,
             "host_bound_seconds": last.host_bound_seconds if session.device.type == "cuda" else None,
             "tier_peak_bytes": last.step.peaks.tier_bytes,
         }
