@@ -24,24 +24,22 @@ from lmswap.capture.numerics.global_state import GlobalState
 from lmswap.capture.numerics.is_compiling import describe_is_compiling_calls
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.capture.recompiles import (
-    MAX_GRAPHS,
     CompiledCall,
     Recompiles,
     TraceFailed,
     too_many,
 )
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
-from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
+from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError
 from lmswap.frames import shortened
-from lmswap.options import NEEDS_GRAPHS
 from lmswap.progress import reported
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks, disabled_by
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
-from lmswap.session.compiled_graph import SavedSequence
 from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
+from lmswap.session.hooked_steps import HookedSteps
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons, untraced
@@ -53,9 +51,6 @@ _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
     "graph by graph"
 )
-# Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any
-# has recurred; and how many steps are recorded once an order recurs that was not recorded.
-_MOST_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
 
 
 class ModelCall:
@@ -74,14 +69,9 @@ class ModelCall:
         self._inside, self._hooks = threading.local(), Hooks()
         self._was_called = False
         self._first_parameter = _first_parameter(model)
-        self._sequences: list[SavedSequence] = []
+        self._steps = HookedSteps(session)
         self._recompiles = Recompiles(session.name)
         self._traced_in: GlobalState | None = None
-        self._last_of_kind: dict[Hashable, SavedSequence] = {}
-        self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
-        self._num_to_record = 0  # steps, since an order recurred that was not recorded
-        self._infeasible: dict[Hashable, PlanInfeasible] = {}
-        self._finished: list[EagerStep] = []  # recorded, not yet planned for
         self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may still need them
         self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
         self._compiled: CompiledCall | None = None
@@ -154,12 +144,10 @@ class ModelCall:
 
     def known_steps(self) -> Sequence[PlannedEvents]:
         """See `lmswap.saved_tensors.step.HookContext`, also for the next four."""
-        return [sequence.events for sequence in reversed(self._sequences)]
+        return self._steps.known()
 
     def spare_bytes(self) -> int:  # noqa: D102
-        if self._session.options.policy == "swap_all":
-            return 0
-        return min((sequence.spare_bytes for sequence in self._sequences), default=0)
+        return self._steps.spare_bytes()
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
         self._session.engine.refuse_closed()
@@ -173,12 +161,7 @@ class ModelCall:
     def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
         self._session.engine.check_async_errors()
-        if step.recording is not None and step not in self._finished:
-            self._finished.append(step)
-        elif step.planned is not None:
-            self._last_of_kind[step.kind] = self._sequence(step.planned)
-        elif not step.runs_backward and self._recurs(hash(step.order)):
-            self._num_to_record = _RECORDED_STEPS
+        self._steps.ended(step)
         self._session.warn_budget_exceeded()
 
     def _end_segment(self) -> None:
@@ -284,17 +267,15 @@ class ModelCall:
         """Run the model in eager mode under saved-tensor hooks, by the plan of the last step of this kind."""
         self._end_segment()  # of a backward that raised
         self._session.leave_arena()
-        self._plan_finished()
         kind = self._kind(args, kwargs)
-        self._refuse(kind)
-        sequence = self._last_of_kind.get(kind)
+        sequence = self._steps.plan_for(kind)
         saving = (reference() for reference in self._saving)
         others = [step for step in saving if step is not None and step.holds_storages]
         self._session.prepare(sequence)
         for other in others:
             other.drop_plan()
         planned = sequence.events if sequence and not others else None
-        records = (sequence is None or not others) and self._records()
+        records = (sequence is None or not others) and self._steps.records()
         step = self._step(planned, kind, args, kwargs, records=records)
         self._saving = [weakref.ref(saving) for saving in (*others, step)]
         with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
@@ -313,72 +294,6 @@ class ModelCall:
             )
         return result
 
-    def _plan_finished(self) -> None:
-        """Plan the recorded steps that have no plan."""
-        while self._finished:
-            step = self._finished.pop(0)
-            if step.recording is None:
-                continue
-            recorded, step.recording = step.recording.recorded(), None
-            same = (other for other in self._sequences if other.events.is_of(recorded))
-            sequence, order = next(same, None), hash((recorded.saves, recorded.needs))
-            if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):
-                try:
-                    sequence = self._session.plan_recorded(recorded)
-                except PlanInfeasible as error:
-                    self._infeasible[step.kind] = error
-                    continue
-                self._sequences.append(sequence)
-                self._note_planned(sequence)
-            if sequence is not None:
-                self._last_of_kind[step.kind] = sequence
-
-    def _records(self) -> bool:
-        """Whether to record the next step if it has no plan; recording takes as long as a short step itself.
-
-        A model that saves other tensors in each step, such as a mixture of experts, records the first few, and more
-        once an order has recurred.
-        """
-        if len(self._unplanned) < _FEW_ORDERS:
-            return True
-        self._num_to_record = max(0, self._num_to_record - 1)
-        return self._num_to_record > 0
-
-    def _recurs(self, order: int) -> bool:
-        """Whether a step of this order ran before without a plan; the very first is expected to recur."""
-        if not self._sequences:
-            return True
-        if order in self._unplanned:
-            del self._unplanned[order]
-            return True
-        self._unplanned[order] = None
-        if len(self._unplanned) > _MOST_ORDERS:
-            del self._unplanned[next(iter(self._unplanned))]
-        return False
-
-    def _refuse(self, kind: Hashable) -> None:
-        policy = self._session.options.policy
-        if policy in NEEDS_GRAPHS:
-            raise OptionError(
-                f"policy '{policy}' recomputes tensors, which needs graphs, and {self._session.name} is served by "
-                "saved-tensor hooks; use policy='auto' or 'swap'"
-            )
-        if kind in self._infeasible:
-            raise self._infeasible[kind].with_traceback(None)
-
-    def _note_planned(self, sequence: SavedSequence) -> None:
-        if len(self._sequences) > 1:
-            events = sequence.events
-            self._session.notes.append(
-                f"after step {self._session.recorder.num_steps}: it saved {len(events.saves)} and needed "
-                f"{len(events.needs)} tensors in an order that has run twice without a plan; now it has plan "
-                f"{len(self._sequences)}"
-            )
-        if len(self._sequences) == MAX_GRAPHS:
-            self._session.note_once(
-                f"no more than {MAX_GRAPHS} different steps are planned for; others swap everything"
-            )
-
     def _step(
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
     ) -> EagerStep:
@@ -392,9 +307,6 @@ class ModelCall:
         inputs = tensors((args, kwargs))
         shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
         return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
-
-    def _sequence(self, events: PlannedEvents) -> SavedSequence:
-        return next(sequence for sequence in self._sequences if sequence.index == events.graph)
 
 
 def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
