@@ -62,7 +62,7 @@ class ModelCall:
         self._model, self._session, self._own = model, session, session.recorder.own
         self._plain: Callable[..., Any] = eager_call(model)
         self.engine_number, self.memory = session.engine.number, session.memory
-        self.device, self.tier = session.device, session.tier
+        self.device, self.tier = session.device, session.options.tier
         self.min_swap_bytes = session.options.min_swap_bytes
         self.check = SavedCheck(session.verified, session.recorder) if session.verified else None
         self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}

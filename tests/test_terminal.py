@@ -18,11 +18,12 @@ from lmswap.analyze.cost import roofline
 from lmswap.cli import entry
 from lmswap.errors import OptionError, PlanMismatch
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.options import Options
 from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.text import print_result, render_text
 from lmswap.session.diagnostics import warn
-from lmswap.session.plan_file import PinnedOptions, PinnedPlans
+from lmswap.session.plan_file import PinnedPlans
 from lmswap.terminal import escape_controls
 from tests.profiling.files import kineto_data, nvprof_csv_text
 from tests.reporting.small_step import MIB, PROGRAM, report
@@ -58,7 +59,7 @@ def keys_of(data, at=""):
 def pinned(policy="swap_all"):
     costs = roofline(PROGRAM, MACHINE)
     plan = make_plan(policy, PROGRAM, costs, MACHINE, budget_bytes=8 * MIB, tier="host", min_swap_bytes=1)
-    options = PinnedOptions(8 * MIB, policy, "host", "fx", 1, None)
+    options = Options.parse(8 * MIB, policy=policy, tier="host", min_swap_bytes=1)
     return PinnedPlans(
         "Small", options, ((PROGRAM, CachedPlan(plan, costs, MACHINE, PlannedMemory(8 * MIB))),)
     ).to_json()

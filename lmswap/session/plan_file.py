@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -26,36 +26,16 @@ from lmswap.planner.cache import DAMAGE, CachedPlan
 from lmswap.reporting.decisions import buffer_decisions
 
 SCHEMA = "lmswap.pinned/1"
+_PINNED = ("budget_bytes", "policy", "tier", "compiler", "min_swap_bytes", "link")
 _LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
 
 
 @dataclass(frozen=True)
-class PinnedOptions:
-    """The arguments of `lmswap.enable` that plans depend on, of the model whose plans were saved.
-
-    ``link`` is unshared: the file that shares a link is chosen by the process that enables the model, as every path.
-    """
-
-    budget_bytes: int
-    policy: str
-    tier: str
-    compiler: str
-    min_swap_bytes: int
-    link: EmulatedLink | None
-
-    @staticmethod
-    def of(options: Options, *, budget_bytes: int, tier: str) -> PinnedOptions:
-        """Return those of a model enabled with ``options``, with "auto" resolved to this budget and tier."""
-        link = options.link.unshared if options.link else None
-        return PinnedOptions(budget_bytes, options.policy, tier, options.compiler, options.min_swap_bytes, link)
-
-
-@dataclass(frozen=True)
 class PinnedPlans:
-    """The steps of a model, and the plan of each."""
+    """The steps of a model, and the plan of each; of its options those that plans depend on, `pinned_options`."""
 
     model: str
-    options: PinnedOptions
+    options: Options
     steps: tuple[tuple[Program, CachedPlan], ...]
 
     def to_json(self) -> str:
@@ -68,7 +48,8 @@ class PinnedPlans:
             }
             for program, planned in self.steps
         ]
-        data = {"schema": SCHEMA, "model": self.model, "options": asdict(self.options), "steps": steps}
+        options = {name: asdict(self.options)[name] for name in _PINNED}
+        data = {"schema": SCHEMA, "model": self.model, "options": options, "steps": steps}
         return _lines(data) + "\n"
 
     @staticmethod
@@ -112,20 +93,19 @@ class PinnedPlans:
         Raises:
             OptionError: an option was given another value.
         """
-        defaults = Options.parse()
-        unshared = replace(given, link=given.link.unshared if given.link else None)
-        for field in fields(PinnedOptions):
-            wanted, pinned = getattr(unshared, field.name), getattr(self.options, field.name)
-            if wanted not in (getattr(defaults, field.name), pinned):
-                name = field.name.removesuffix("_bytes") if field.name == "budget_bytes" else field.name
-                here, there = _said_apart(field.name, wanted, pinned)
+        defaults, unshared = Options.parse(), pinned_options(given)
+        for field in _PINNED:
+            wanted, pinned = getattr(unshared, field), getattr(self.options, field)
+            if wanted not in (getattr(defaults, field), pinned):
+                name = field.removesuffix("_bytes") if field == "budget_bytes" else field
+                here, there = _said_apart(field, wanted, pinned)
                 raise OptionError(
                     f"{name} was given as {here}, and plan '{given.plan}' was made with {there}: leave {name} out, or "
                     "make another plan"
                 )
         if given.budget_share is not None:
             raise OptionError(f"a plan's budget is bytes: leave budget out beside plan '{given.plan}', or make another")
-        pinned = {field.name: getattr(self.options, field.name) for field in fields(PinnedOptions)}
+        pinned = {name: getattr(self.options, name) for name in _PINNED}
         return replace(given, **pinned | {"link": given.link or self.options.link})
 
     def check_device(self, machine: Machine) -> None:
@@ -161,14 +141,24 @@ class PinnedPlans:
         return max((_difference(known, program) for known, _ in self.steps))[1]
 
 
-def _options(data: Mapping[str, Any]) -> PinnedOptions:
+def pinned_options(options: Options) -> Options:
+    """Return ``options`` with all that plans do not depend on at its default.
+
+    The link is unshared: the file that shares a link is chosen by the process that enables the model, as every path.
+    """
+    pinned = {name: getattr(options, name) for name in _PINNED}
+    return replace(Options.parse(), **pinned | {"link": options.link.unshared if options.link else None})
+
+
+def _options(data: Mapping[str, Any]) -> Options:
     link = None if data["link"] is None else EmulatedLink(**data["link"])
     if link is not None and link.shared_file is not None:
         raise OptionError(
             f"its link is shared by the file {link.shared_file!r}, which a plan must not choose: set shared_file to "
             "null there, and give enable() an EmulatedLink of these rates with that file"
         )
-    options = PinnedOptions(
+    options = replace(
+        Options.parse(),
         budget_bytes=parse_bytes(data["budget_bytes"]),
         policy=str(data["policy"]),
         tier=str(data["tier"]),
@@ -180,7 +170,7 @@ def _options(data: Mapping[str, Any]) -> PinnedOptions:
     return options
 
 
-def _step(data: Mapping[str, Any], options: PinnedOptions) -> tuple[Program, CachedPlan]:
+def _step(data: Mapping[str, Any], options: Options) -> tuple[Program, CachedPlan]:
     program = Program.from_json(json.dumps(data["program"]))
     planned = CachedPlan.from_data(data, len(program.ops))
     try:

@@ -50,7 +50,6 @@ class StepPlans:
         self,
         options: Options,
         machine: Machine,
-        tier: str,
         *,
         planner: Planner,
         engine: SwapEngine,
@@ -66,7 +65,7 @@ class StepPlans:
         With ``pinned`` plans these are followed, without planning. Else the first plan of a step, and the replanned one
         after its first runs, are those of the first rank of ``node`` that comes to it.
         """
-        self._options, self._machine, self._tier = options, machine, tier
+        self._options, self._machine = options, machine
         self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
         self._retention, self._notes, self._pinned, self._node = retention, notes, pinned, node
         self._steps: dict[tuple[int, ...], PlannedStep] = {}  # in the order in which their plans were activated
@@ -81,7 +80,7 @@ class StepPlans:
                 "emulated": asdict(options.link.unshared) if options.link else None,
                 "is_shared": options.link is not None and options.link.shared_file is not None,
             },
-            tier=tier,
+            tier=options.tier,
             min_swap_bytes=options.min_swap_bytes,
         )
 
@@ -306,7 +305,9 @@ class StepPlans:
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
-        plan = reprice(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
+        plan = reprice(
+            step.plan, program, step.costs, step.machine, tier=self._options.tier, min_swap_bytes=min_swap_bytes
+        )
         return replace(step, plan=plan)
 
     def least_bytes(self, step: PlannedStep) -> int:

@@ -31,8 +31,8 @@ _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
 class Planner:
     """Searches plans of one model's steps, and lays out their tensors in an arena, if there is one."""
 
-    def __init__(self, options: Options, tier: str, *, engine: SwapEngine, memory: DeviceMemory) -> None:
-        self._options, self._tier, self._engine, self._memory = options, tier, engine, memory
+    def __init__(self, options: Options, *, engine: SwapEngine, memory: DeviceMemory) -> None:
+        self._options, self._engine, self._memory = options, engine, memory
         self.losses = LossMeter(memory)
         self._laid_out: tuple[tuple[Program, Plan, Retention], ArenaLayout] | None = None  # the last layout
 
@@ -60,7 +60,7 @@ class Planner:
 
     def _search(self, request: PlanRequest, plans: dict[int, Plan | PlanInfeasible | TierError]) -> Plan:
         program, costs, machine, allowance = request.program, request.costs, request.machine, request.allowance
-        limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._options.min_swap_bytes}
+        limits: dict[str, Any] = {"tier": self._options.tier, "min_swap_bytes": self._options.min_swap_bytes}
         parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
         priced = request.priced
 
@@ -96,12 +96,12 @@ class Planner:
                 unit=self._options.budget_unit,
             ) from None
         except TierError as error:
-            if machine.tier(self._tier).ratio == 1 and self._tier == "compressed":
+            if machine.tier(self._options.tier).ratio == 1 and self._options.tier == "compressed":
                 raise TierError(
                     f"{error}. Until a step has shown how well its tensors compress, they count there as they are"
                 ) from None
             count = num_local_processes()
-            if self._tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
+            if self._options.tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
                 raise
             share = f"{count} processes of this machine train together, as their launcher says: each may pin 1/{count}"
             raise TierError(f"{error}. {share}; host_budget sets it otherwise") from None

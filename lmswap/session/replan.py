@@ -63,7 +63,6 @@ class Replanner:
     def __init__(
         self,
         options: Options,
-        tier: str,
         *,
         plans: StepPlans,
         planner: Planner,
@@ -74,7 +73,7 @@ class Replanner:
         notes: Notes,
     ) -> None:
         """``notes`` takes sentences for reports on its plans."""
-        self._options, self._tier, self._retention = options, tier, retention
+        self._options, self._retention = options, retention
         self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
         self._budget, self._notes = budget, notes
         self._runs: dict[int, StepRun] = {}  # by the first graph of a step: its last run
@@ -147,7 +146,7 @@ class Replanner:
         return (
             step.history.phase is Phase.FINAL
             and self._engine.arena is None
-            and self._tier != compression_ratio.TIER
+            and self._options.tier != compression_ratio.TIER
             and not run.shows_host
             and not needs_growth(step, run.ended.peaks.used_bytes)
             and excess_held_bytes(step, self._budget.held.nbytes) <= GROWTH_BYTES
@@ -172,8 +171,8 @@ class Replanner:
             seen = replace(seen, accumulated_bytes=self._plans.accumulated_bytes(step))
         if arena is not None and arena.num_unplaced:
             seen = replace(seen, has_misplaced=self._retention.assume_most())
-        if self._tier == compression_ratio.TIER:
-            taken_bytes = self._engine.native.tier_stats(self._tier).resident_bytes
+        if self._options.tier == compression_ratio.TIER:
+            taken_bytes = self._engine.native.tier_stats(self._options.tier).resident_bytes
             seen = replace(seen, compressed_bytes=taken_bytes)
         if is_first:
             costs = self._planner.with_losses(step.costs, program, step.graphs)
@@ -227,7 +226,7 @@ class Replanner:
             step.costs,
             step.machine,
             step.plan,
-            tier=self._tier,
+            tier=self._options.tier,
             predicted=step.predicted,
             measured=record.timeline(program.buffer_names, other_bytes=0),
             op_seconds=record.op_seconds(),
@@ -311,8 +310,9 @@ class Replanner:
             self._plans.store(replace(made, machine=machine, history=history))
             return
         self._plans.store(replace(made, history=replace(made.history, accepted_bytes=0)))
+        tier = self._options.tier
         try:
-            self._engine.native.reserve(self._tier, self._plans.tier_bytes(self._tier), replace=True)
+            self._engine.native.reserve(tier, self._plans.tier_bytes(tier), replace=True)
         except TierError as error:
             self._notes.append(f"the tier keeps the memory of the plan before {self._after_step()}: {error}")
 

@@ -13,6 +13,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -51,7 +52,7 @@ from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedS
 from lmswap.session.diagnostics import Notes, crowded_out
 from lmswap.session.engine_setup import describe_choices, has_places, open_device
 from lmswap.session.optimizer_memory import TrainableParameters
-from lmswap.session.plan_file import PinnedOptions, PinnedPlans
+from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
@@ -84,7 +85,7 @@ class Session:
         """
         pinned = PinnedPlans.read(options.plan) if options.plan is not None else None
         options = pinned.complete(options) if pinned is not None else options
-        self.name, self.options, self.device = name, options, device
+        self.name, self.device = name, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
         self.plan_notes = Notes(name)  # on its plans and their replacement
         # On what graphs compute, and on the order in which they run.
@@ -94,7 +95,8 @@ class Session:
         self.retention = RetentionEstimate(trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
-            self.tier, self.machine, native = opened.tier, opened.machine, opened.native
+            self.options = options = replace(options, tier=opened.tier)  # not "auto"
+            self.machine, native = opened.machine, opened.native
             undoing.callback(native.close)
             self.memory: DeviceMemory = device_memory(device)
             undoing.callback(self.memory.close)
@@ -107,12 +109,11 @@ class Session:
         self._budget_monitor = BudgetMonitor(name)
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
-        planner = Planner(options, self.tier, engine=self.engine, memory=self.memory)
+        planner = Planner(options, engine=self.engine, memory=self.memory)
         self.losses = planner.losses
         self.plans = StepPlans(
             options,
             self.machine,
-            self.tier,
             planner=planner,
             engine=self.engine,
             memory=self.memory,
@@ -126,7 +127,6 @@ class Session:
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._replanner = Replanner(
             options,
-            self.tier,
             plans=self.plans,
             planner=planner,
             engine=self.engine,
@@ -319,8 +319,8 @@ class Session:
 
     def pinned(self) -> PinnedPlans:
         """Return the plans that all planned steps follow now, for a file."""
-        kept = PinnedOptions.of(self.options, budget_bytes=self.budget.nbytes, tier=self.tier)
-        return PinnedPlans(self.name, kept, self.plans.active())
+        options = pinned_options(replace(self.options, budget_bytes=self.budget.nbytes))
+        return PinnedPlans(self.name, options, self.plans.active())
 
     def warn_budget_exceeded(self) -> None:
         """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""

@@ -19,7 +19,7 @@ def snapshot(session: Session) -> Report:
     recorder, options = session.recorder, session.options
     last, step = recorder.last_training(), session.current_step()
     session.warn_budget_exceeded()
-    tier = session.engine.native.tier_stats(session.tier)
+    tier = session.engine.native.tier_stats(options.tier)
     figures: dict[str, Any] = {}
     if step is not None:
         figures |= {
@@ -50,7 +50,7 @@ def snapshot(session: Session) -> Report:
         model=session.name,
         device=session.memory.description(),
         policy=options.policy,
-        tier=session.tier,
+        tier=options.tier,
         emulated_link=options.link,
         host_budget_bytes=options.host_budget_bytes,
         budget_bytes=session.budget.nbytes,

@@ -17,10 +17,11 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.cli import entry
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, PlanMismatch
 from lmswap.ir.emulation import EmulatedLink
+from lmswap.options import Options
 from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.session import planner
-from lmswap.session.plan_file import PinnedOptions, PinnedPlans
+from lmswap.session.plan_file import PinnedPlans, pinned_options
 from tests.cli.terminal_width import too_wide
 from tests.ir.build import build
 from tests.ir.damage import damaged
@@ -43,7 +44,8 @@ def pinned_plans(draw):
     except PlanInfeasible:
         budget_bytes = 2 * peak_bytes
         plan = make_plan(policy, step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
-    options = PinnedOptions(budget_bytes, policy, "host", "fx", 1, None)
+    given = Options.parse(policy=policy, tier="host", min_swap_bytes=1)
+    options = pinned_options(replace(given, budget_bytes=budget_bytes))
     return PinnedPlans(
         "random", options, ((step.program, CachedPlan(plan, step.costs, machine, PlannedMemory(budget_bytes))),)
     )
@@ -209,7 +211,7 @@ SIZES = {"x": 4096, "w": 2**20, "a": 2**23, "b": 2**23}
 )
 def test_two_ops_are_described_by_what_differs(text, sizes, said):
     known, other = build(STEP, sizes=SIZES).program, build(text, sizes=SIZES | sizes).program
-    plans = PinnedPlans("Net", PinnedOptions(2**30, "auto", "host", "fx", 1, None), ((known, None),))
+    plans = PinnedPlans("Net", Options.parse(2**30, tier="host", min_swap_bytes=1), ((known, None),))
     with pytest.raises(PlanMismatch, match=said):
         plans.find(other)
 

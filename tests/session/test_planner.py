@@ -32,7 +32,7 @@ MACHINE = unit_machine()
 
 def planner(*, arena: object | None) -> Planner:
     memory = SimpleNamespace(compact=lambda: None, decommit=lambda nbytes: None)
-    return Planner(Options.parse("1GiB"), "host", engine=SimpleNamespace(arena=arena), memory=memory)
+    return Planner(Options.parse("1GiB", tier="host"), engine=SimpleNamespace(arena=arena), memory=memory)
 
 
 def request(step_bytes: int, **fields) -> PlanRequest:

@@ -45,8 +45,8 @@ class Model:
 
     def __init__(self, monkeypatch, *, spare_bytes=0, retention=Retention.UNTIL_STEP_END, policy="auto"):
         monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
-        self.is_tier_full = False
-        self.options, self.notes, self.timed, self.searched = Options.parse("1GiB", policy=policy), Notes("Net"), [], []
+        self.options, self.is_tier_full = Options.parse("1GiB", policy=policy, tier="host"), False
+        self.notes, self.timed, self.searched = Notes("Net"), [], []
         self.arena = SimpleNamespace(num_computed=0, num_unplaced=0, resize=lambda nbytes: None)
         native = SimpleNamespace(
             reserve=self.reserve,
@@ -74,13 +74,13 @@ class Model:
         )
         self.retention = RetentionEstimate(lambda: False)
         self.retention.assume(retention)
-        planner = Planner(self.options, "host", engine=engine, memory=memory)
+        planner = Planner(self.options, engine=engine, memory=memory)
         search = planner.search
         monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
         shared = {"engine": engine, "memory": memory, "budget": self.budget, "retention": self.retention}
         shared |= {"planner": planner, "notes": self.notes}
-        self.plans = StepPlans(self.options, unit_machine(), "host", pinned=None, node=None, **shared)
-        self.replanner = Replanner(self.options, "host", plans=self.plans, **shared)
+        self.plans = StepPlans(self.options, unit_machine(), pinned=None, node=None, **shared)
+        self.replanner = Replanner(self.options, plans=self.plans, **shared)
         step = self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
         self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
         self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
