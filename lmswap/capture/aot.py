@@ -15,6 +15,7 @@ from torch import fx, nn
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.numerics.accumulation_order import VIEWS, AccumulationWatch, reorders_view_gradients
 from lmswap.capture.numerics.correct_metadata import retrace
+from lmswap.capture.numerics.double_backward import watch_gradients
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.capture.numerics.no_decompositions import no_python_kernels
@@ -45,13 +46,17 @@ from lmswap.torch_compat.dynamo import is_compiled_autograd_enabled
 class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
 
-    own: OwnTime  # of what runs the graphs
+    own: OwnTime = OwnTime()  # one for all handlers that have none of their own, as in tests
 
     def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """Return the tensors that an op really makes; see `lmswap.capture.numerics.correct_metadata`."""
 
     def note(self, text: str) -> None:
         """Report a sentence on how the graphs run."""
+
+    def differentiated_twice(self) -> str:
+        """Return the error for differentiating the region's gradients once more."""
+        return "gradients of a captured graph cannot be differentiated once more"
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
@@ -184,7 +189,7 @@ class _Variant(Variant):
         outputs = compiled(given)
         own.seconds -= perf_counter()
         if self._tangents is not None:
-            self._tangents.watch(outputs)
+            watch_gradients(outputs, self._handler.differentiated_twice, self._tangents.note_arriving)
         return outputs
 
 

@@ -83,6 +83,9 @@ class GraphContext(Protocol):
     def warn_budget_exceeded(self) -> None:
         """Warn of steps that exceeded the budget."""
 
+    def differentiated_twice(self) -> str:
+        """Return the error for differentiating gradients once more."""
+
     def note_on_graphs(self, note: str) -> None:
         """Add a sentence on what graphs compute."""
 
@@ -209,6 +212,10 @@ class _PlannedGraph(aot.GraphHandler):
     def note(self, text: str) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
         self._session.note_on_graphs(text)
+
+    def differentiated_twice(self) -> str:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        return self._session.differentiated_twice()
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]

@@ -26,7 +26,6 @@ from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.lower import Lowered
 from lmswap.capture.merge_programs import Joined, graph_plan, join, join_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
-from lmswap.capture.numerics.double_backward import watch_gradients
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
@@ -182,8 +181,6 @@ class Session:
                 graph.last_step = self.recorder.num_steps
                 with stage("running"):
                     outputs = graph.graph_for_this_run().function(*arguments)
-            if torch.is_grad_enabled():
-                watch_gradients(outputs, self._differentiates_twice)
             own.seconds += perf_counter()
             return outputs
 
@@ -248,7 +245,7 @@ class Session:
         self.engine.refuse_closed()
         self.engine.streams.refuse_graph_capture(self.name)
 
-    def _differentiates_twice(self) -> str:
+    def differentiated_twice(self) -> str:
         """Return the error for differentiating gradients once more; use hooks from the next call on, if possible."""
         what = f"{self.name}'s gradients are differentiated once more (create_graph=True), as for a gradient penalty"
         why = "graphs of torch.compile cannot be"

@@ -20,6 +20,7 @@ from torch import fx
 from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_rewriters
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.inductor.kernel_order import chain_calls, check_order
+from lmswap.capture.numerics.double_backward import watch_gradients
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.errors import CaptureError
@@ -167,6 +168,7 @@ class _Variant(Variant):
         own.seconds += perf_counter()
         outputs = compiled(given)
         own.seconds -= perf_counter()
+        watch_gradients(outputs, self._handler.differentiated_twice)
         return outputs
 
 

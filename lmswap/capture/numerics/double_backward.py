@@ -22,11 +22,14 @@ from lmswap.torch_compat.dynamo import untraced
 Gradients = tuple[Tensor | None, ...]
 
 
-def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
+def watch_gradients(
+    outputs: Iterable[Any], notice: Callable[[], str], arrive: Callable[[Gradients], None] | None = None
+) -> None:
     """Call ``notice`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
 
     Args:
         outputs: of one call of a graph.
+        arrive: gets the gradients of each backward before it runs.
         notice: returns the message of the DoubleBackward that is raised when those gradients are differentiated; for a
             batch of gradients (is_grads_batched) it is raised at once.
     """
@@ -35,6 +38,8 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
         return
 
     def begins(given: Gradients) -> None:
+        if arrive is not None:
+            arrive(given)
         if torch.is_grad_enabled():
             # A batch of gradients (legacy vmap) is differentiated below its wrapper, where no node of ours would be.
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):

@@ -21,12 +21,11 @@ from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.correct_metadata import OutputMetadata, retrace
 from lmswap.runtime import ops
-from lmswap.runtime.codegen import is_captured, is_whole
+from lmswap.runtime.codegen import is_whole
 from lmswap.runtime.partial_backward import Backward, PartialResults
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
-from lmswap.torch_compat.dynamo import untraced
 from lmswap.torch_compat.tensors import suggest_memory_format
 
 _log = logging.getLogger(__name__)
@@ -116,13 +115,6 @@ class TangentAdapter:
         self._needed = _needed(backward.graph, self._nodes)
         self._coming = threading.local()  # .present: those that exist, if not all do, until the backward takes them
 
-    def watch(self, outputs: Any) -> None:
-        """Observe which gradients the backward of this call gets; ``outputs`` are what the call returned."""
-        functions: set[Any] = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
-        for function in functions:
-            if is_captured(function):
-                function.register_prehook(self._begins)
-
     def run(self, backward: Backward, arguments: list[Any]) -> PartialResults:
         """Return what ``backward`` yields for ``arguments``; None for results of missing gradients only."""
         given = [arguments[position] for position in self._positions]
@@ -144,8 +136,8 @@ class TangentAdapter:
             for position, result in given.items()
         }
 
-    @untraced  # as in `lmswap.capture.numerics.double_backward`
-    def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def note_arriving(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Note which gradients the backward that is about to run gets."""
         if is_any_autocast_enabled():
             self._note(CAST)
         # Always set: if a later hook raises, no backward takes it, and the next one must not read it.
