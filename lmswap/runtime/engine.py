@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -68,7 +69,7 @@ class SwapEngine:
         self.device, self.native = device, native
         self._describe = describe
         self._audit = audit
-        self.number = next(_numbers)
+        self.number, self._process, self._is_closed = next(_numbers), os.getpid(), False
         self.recorder = Recorder(self, memory)
         self.arena = arena
         self._held: dict[int, torch.Tensor] = {}  # by transfer: the tensor that it reads or writes
@@ -253,10 +254,12 @@ class SwapEngine:
 
     def refuse_closed(self) -> None:
         """Raise TransferError if it is closed, or belongs to the process that this one was forked from."""
-        ops.find_engine(self.number)
+        if self._is_closed or os.getpid() != self._process:
+            ops.find_engine(self.number)
 
     def close(self) -> None:
         """Wait for copies under way, and free all memory and files. Idempotent."""
+        self._is_closed = True
         ops.ENGINES.pop(self.number, None)
         self.native.close()
         self._held.clear()

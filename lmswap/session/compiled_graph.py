@@ -160,7 +160,7 @@ class CapturedGraph:
 
 
 class _Running:
-    """Records a run of a segment, from its first op to its last; a generator would cost the host twice as much."""
+    """Records runs of a segment, from its first op to its last; a generator would cost the host twice as much."""
 
     def __init__(
         self, session: GraphContext, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
@@ -241,12 +241,12 @@ class _PlannedGraph(aot.GraphHandler):
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
-        arena, script = self._session.engine.arena, self._scripts.get(phase)
+        arena, script, running = self._session.engine.arena, self._scripts.get(phase), self.running(phase)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step: they slow down a graph of many small ops.
             timed = compile_boxed(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
-            with placing(arena, script) as allocating, self.running(phase), allocating():
+            with placing(arena, script) as allocating, running, allocating():
                 values = (timed or function)(arguments)
             handover.after_forward(values, positions)
             return values
@@ -266,6 +266,7 @@ class _PlannedGraph(aot.GraphHandler):
             timed = compile_parts(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
             handover.before_backward(arguments, positions)
             adds_up = self._adds_up and self._session.retention.have_gradients()
+            # A context of its own: an interrupted run's may be left only after the next one has begun.
             with placing(arena, script, adds_up=adds_up) as allocating, self.running("backward"):
                 yield from (timed or parts)(arguments, allocating)
             handover.after_backward()

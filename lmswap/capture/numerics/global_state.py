@@ -32,7 +32,8 @@ class GlobalState(NamedTuple):
     @classmethod
     def now(cls) -> GlobalState:
         """Return the state in this thread."""
-        return cls(global_module_hooks(), tuple(is_allowed() for is_allowed in _ATTENTION))
+        flash, efficient, math, cudnn = _ATTENTION
+        return cls(global_module_hooks(), (flash(), efficient(), math(), cudnn()))
 
     def changed(self, before: GlobalState, ops: Iterable[str]) -> str | None:
         """Return, as a sentence, what has changed since ``before``, when ``ops`` were traced, if it affects them."""
