@@ -119,8 +119,6 @@ class Replanner:
             True if its graphs have to be compiled for another plan.
         """
         before = self._plans[run.graphs]
-        if self._has_settled(before, run):
-            return False
         seen = self._measure(before, run, released)
         step = counted(before, seen)
         is_priced = seen.calibration is not None or seen.host_seconds is not None
@@ -141,14 +139,16 @@ class Replanner:
             self._settle_compression(step, excess)
         return not self._plans[run.graphs].runs_as(before)
 
-    def _has_settled(self, step: PlannedStep, run: StepRun) -> bool:
-        """Whether `_measure` would find nothing in ``run``, as in most runs of a final plan."""
+    def shows_nothing(self, ended: EndedStep) -> bool:
+        """Whether `apply` would find nothing in ``ended``, as in most runs of a final plan: it need not be observed."""
+        step = self._plans.get(ended.follows)
         return (
-            step.history.phase is Phase.FINAL
+            step is not None
+            and step.history.phase is Phase.FINAL
+            and step.machine.host is None
             and self._engine.arena is None
             and self._options.tier != compression_ratio.TIER
-            and not run.shows_host
-            and not needs_growth(step, run.ended.peaks.used_bytes)
+            and not needs_growth(step, ended.peaks.used_bytes)
             and excess_held_bytes(step, self._budget.held.nbytes) <= GROWTH_BYTES
             and not self._is_to_accumulate(step)
         )

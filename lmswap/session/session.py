@@ -272,14 +272,16 @@ class Session:
             return
         self.retention.observe()
         self.traces.look()
-        if followed := self._order.note_ended():
-            self._replanner.observe(followed)
         if graph is not None:
             self.engine.begin_step()
         self.budget.begin_step(self.recorder.num_steps + 1)
+        ended = self.recorder.ended
+        is_usual = ended is not None and self._order.recurs(ended) and self._replanner.shows_nothing(ended)
+        if not is_usual and (followed := self._order.note_ended()):
+            self._replanner.observe(followed)
         if graph is None:
             return
-        if self.recorder.ended is not None and self.recorder.ended.trains:
+        if ended is not None and ended.trains:
             self.budget.has_run()
         run = self._replanner.pop_run(graph.index)
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):

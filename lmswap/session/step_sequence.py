@@ -66,6 +66,11 @@ class StepOrder:
         # last such step, and whether the one before was the same.
         self._begun_with: dict[int, tuple[RunOrder, bool]] = {}
         self._unplannable: set[RunOrder] = set()
+        self._usual: tuple[SegmentKey, ...] | None = None  # what the last two steps ran, if that was the same
+
+    def recurs(self, ended: EndedStep) -> bool:
+        """Return whether `note_ended` would record for ``ended`` what it has recorded for the step before."""
+        return ended.sequence == self._usual
 
     def note_ended(self) -> CompletedStep | None:
         """Record what the last step ran; return, once, the plan that it followed as a whole, if any."""
@@ -73,10 +78,11 @@ class StepOrder:
         if ended is None or ended.number == self._num_noted:
             return None
         self._num_noted = ended.number
-        ran = RunOrder.of(ended)
+        ran, self._usual = RunOrder.of(ended), None
         if ran.forwards:
             before, _ = self._begun_with.get(ran.forwards[0], (None, False))
             self._begun_with[ran.forwards[0]] = ran, ran == before
+            self._usual = ended.sequence if ran == before else None
         if ran.repeated and not ran.is_chain:
             self._note_repeated(ran)
         step = self._plans.get(ended.follows)
