@@ -238,6 +238,7 @@ class ModelCall:
         session = self._session
         session.prepare(None)
         session.engine.release_cached()
+        self._own.end_call()
         with session.recorder.segment((UNPLANNED, "inference"), tuple):
             return self._plain(*args, **kwargs)
 
@@ -252,6 +253,7 @@ class ModelCall:
             warn(note, NotManaged)
         try:
             self._inside.is_running = True
+            self._own.end_call()
             return self._plain(*args, **kwargs)
         finally:
             self._inside.is_running = False

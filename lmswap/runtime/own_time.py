@@ -16,7 +16,7 @@ class OwnTime:
         self.seconds = 0.0
 
     def begin_call(self) -> None:
-        """Begin a piece at the user's call of the model; one that an exception has ended does not count."""
+        """Begin a piece at a call of the model or of a graph; one that an exception has ended does not count."""
         self.seconds = max(0.0, self.seconds) - perf_counter()
 
     def end_call(self) -> None:

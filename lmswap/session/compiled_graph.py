@@ -171,6 +171,7 @@ class _Running:
 
     def __enter__(self) -> None:
         self._own.seconds -= perf_counter()
+        self._session.engine.refuse_closed()
         graph, phase = self._key
         if self._first_runs is not None:
             self._first_runs.begins(phase)
@@ -185,7 +186,8 @@ class _Running:
         if kind is None:
             session.engine.check_async_errors()
             session.losses.after_segment(graph, phase)
-            if phase == "backward" or len(self._recorder.pending_sequence) > 1:  # a first forward may have a backward
+            is_alone = phase == "forward" and len(self._recorder.pending_sequence) == 1  # its backward may follow
+            if phase != "inference" and not is_alone:
                 session.warn_budget_exceeded()
         self._own.seconds += perf_counter()
 

@@ -174,7 +174,7 @@ class Session:
         own = self.recorder.own
 
         def run(*arguments: Any) -> Any:
-            own.seconds -= perf_counter()
+            own.begin_call()
             self.check_caller()
             with without_hooks():
                 self.prepare(graph)
@@ -303,7 +303,6 @@ class Session:
 
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
-        self.engine.refuse_closed()
         self.retention.observe(in_backward=True)
         self._backwards.end()
         return self._backwards.add(parts)

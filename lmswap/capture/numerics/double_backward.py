@@ -29,9 +29,9 @@ def watch_gradients(
 
     Args:
         outputs: of one call of a graph.
-        arrive: gets the gradients of each backward before it runs.
         notice: returns the message of the DoubleBackward that is raised when those gradients are differentiated; for a
             batch of gradients (is_grads_batched) it is raised at once.
+        arrive: gets the gradients of each backward before it runs.
     """
     node = next(filter(None, map(captured_node, outputs)), None)
     if node is None:
