@@ -22,7 +22,7 @@ from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.log_output import set_up_logging
-from lmswap.module_checks import check_apart, check_module, one_device, parameters_of, trained
+from lmswap.module_checks import check_apart, check_module, one_device, parameters_of
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.session.diagnostics import warn
@@ -149,7 +149,7 @@ def enable(
     parameters = parameters_of(model)
     device = one_device([*parameters, *model.buffers()])
     disable(model)
-    session = _make_session(type(model).__name__, options, device, trained(parameters))
+    session = _make_session(type(model).__name__, options, device, parameters)
     _guard_compile()
     if (given := compiled_call(model)) is not None:
         session.notes.append(
@@ -311,7 +311,8 @@ def compile_backend(
     if session is None:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         parsed = Options.from_mapping(options or {})
-        session = _make_session("compiled model", parsed, one_device(tensors), trained(tensors))
+        parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        session = _make_session("compiled model", parsed, one_device(tensors), parameters)
         _compiled.append((options, session))
     return specialize(module, session) if has_dynamic_sizes(module) else session(module, inputs)
 

@@ -56,8 +56,10 @@ class PlanInvalid(LmswapError):
 class PlanInfeasible(LmswapError):
     """No plan of the policy fits the budget; states what is needed, in parts that add up, where, and what would fit.
 
-    ``parts`` of ``needed_bytes`` are named as in reports; ``unit`` is the one that the budget was given in, and
-    ``shares`` the given and the needed per cent if it was a share. ``instead`` is an alternative, in words.
+    ``parts`` of ``needed_bytes`` are named as in reports, the last are the step's own tensors, of which at most
+    ``gradient_bytes`` are gradients; ``unit`` is the one that the budget was given in, and ``shares`` the given and the
+    needed per cent if it was a share. ``counted`` says what the budget counts, ``uncounted_bytes`` are of parameters
+    that it does not count. ``instead`` is an alternative, in words.
     """
 
     def __init__(
@@ -72,7 +74,11 @@ class PlanInfeasible(LmswapError):
         unit: tuple[str, int] = ("MiB", 2**20),
         shares: tuple[float, float] | None = None,
         instead: str = "",
+        counted: str = "",
+        uncounted_bytes: int = 0,
+        gradient_bytes: int = 0,
     ) -> None:
+        self.counted, self.uncounted_bytes, self.gradient_bytes = counted, uncounted_bytes, gradient_bytes
         self.budget_bytes, self.needed_bytes, self.where = budget_bytes, needed_bytes, where
         self.live, self.policy = live, policy
         self.parts, self.unit, self.shares, self.instead = parts, unit, shares, instead
@@ -84,22 +90,42 @@ class PlanInfeasible(LmswapError):
 
         # Rounded up: the budget in the message has to suffice.
         needed = written(math.ceil(needed_bytes / scale * 10**digits) * scale / 10**digits)
-        given, least = written(budget_bytes), needed
+        given, least, about = written(budget_bytes), needed, [counted] if counted else []
         if shares is not None:
-            given, least = f"{shares[0]:g}% ({given})", f"{math.ceil(10 * shares[1]) / 10:g}% ({needed})"
-        sum_of_parts = " + ".join(f"{written(nbytes)} {what}" for what, nbytes in parts if nbytes)
+            given, about = f"{shares[0]:g}%", [given, *about]
+            least = f"{math.ceil(10 * shares[1]) / 10:g}% ({needed})"
+        of = f" ({', '.join(about)})" if about else ""
+        nothing = written(0)
+        sum_of_parts = " + ".join(f"{text} {what}" for what, n in parts if (text := written(n)) != nothing)
         largest = ", ".join(f"{name} {written(nbytes)}" for name, nbytes in live[:4])
+        gradients, uncounted = written(gradient_bytes), written(uncounted_bytes)
+        gradients = f" (gradients among them: up to {gradients})" if gradients != nothing else ""
+        uncounted = f". The parameters, {uncounted}, existed before and do not count" if uncounted != nothing else ""
+        advice = [f"Give a budget of at least {least}", *([instead] if instead else ())]
         super().__init__(
-            f"policy '{policy}' cannot fit this step into {given}: it needs at least {least}"
-            + (f" = {sum_of_parts}," if parts else "")
+            f"policy '{policy}' cannot fit this step into {given}{of}: it needs at least {least}"
+            + (f" = {sum_of_parts}{gradients}," if parts else "")
             + f" at {where}"
             + (f"; live there: {largest}" if largest else "")
-            + f". Give a budget of at least {least}, {f'{instead}, ' if instead else ''}or a smaller batch or image."
+            + f"{uncounted}. {', '.join(advice)}{self._batch()}."
         )
+
+    def _batch(self) -> str:
+        """Return how much smaller a batch would have to be, if its activations are in proportion to it."""
+        if not self.parts:
+            return ", or a smaller batch or image"
+        *others, (_, step_bytes) = self.parts
+        gradient_bytes = min(self.gradient_bytes, step_bytes)
+        left_bytes = self.budget_bytes - sum(nbytes for _, nbytes in others) - gradient_bytes
+        percent = 100 * left_bytes // max(1, step_bytes - gradient_bytes)
+        if percent > 0:
+            return f", or a smaller batch or image, of about {percent} % of this one"
+        return "; a smaller batch or image cannot suffice, as all but the step's activations take more"
 
     def but(self, **changes: Any) -> PlanInfeasible:
         """Return the same refusal with ``changes`` of its fields."""
-        names = ("budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead")
+        names = ["budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead"]
+        names += ["counted", "uncounted_bytes", "gradient_bytes"]
         return PlanInfeasible(**({name: getattr(self, name) for name in names} | changes))
 
 

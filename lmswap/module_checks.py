@@ -72,8 +72,3 @@ def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise OptionError(f"lmswap works on CPU and CUDA devices, the model is on '{device}'")
     return device
-
-
-def trained(tensors: Sequence[torch.Tensor]) -> list[nn.Parameter]:
-    """Return the parameters among ``tensors`` that are trained."""
-    return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]

@@ -127,6 +127,21 @@ def test_a_share_grows_with_the_steps_that_become_known():
     assert notes[-1].startswith(f"budget '100%' is {format_bytes(report.budget_bytes)}")
 
 
+def test_calls_without_a_backward_do_not_decide_a_share():
+    torch.compiler.reset()
+    model = lmswap.enable(deep(), budget="50%", policy="swap", min_swap_bytes=4096)
+    with torch.no_grad():
+        model(images())
+    model(images())
+    model(images()).square().mean().backward()
+    report = lmswap.report(model)
+    lmswap.disable(model)
+    unplanned = [note.split(" that the step's")[0].split("so much of ")[1] for note in notes_of(report, "50%")]
+    (expected,) = notes_of(train(deep, images, "50%")[1], "50%")
+    assert f"so much of {unplanned[-1]} that" in expected
+    assert report.swapped_out_bytes > 0
+
+
 def test_a_percentage_above_the_device_is_capped_as_auto():
     _, report = train(lambda: nn.Linear(128, 128), images, "1000000%")
     (note,) = notes_of(report, "1e+06%")

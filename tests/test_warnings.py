@@ -49,22 +49,22 @@ def report_step(
 
 
 def test_no_warning_for_a_step_within_the_budget():
-    report_step(BudgetMonitor("Net"), step(1, 100))
+    report_step(BudgetMonitor("Net", "resident memory"), step(1, 100))
 
 
 def test_a_step_over_the_budget_warns_with_number_peak_and_excess():
     with pytest.warns(BudgetExceeded) as caught:
-        report_step(BudgetMonitor("Net"), step(3, 133))
+        report_step(BudgetMonitor("Net", "resident memory"), step(3, 133))
     (warning,) = caught
     assert str(warning.message).startswith(
-        "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB. Measured: 20.00 MiB by tensors "
-        "outside of the step when it began; 50.00 MiB by its own tensors; 63.00 MiB beside tensors. Where the limit "
+        "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB (resident memory). Measured: 20.0"
+        "0 MiB by tensors outside of the step when it began; 50.00 MiB by its own tensors; 63.00 MiB beside tensors. Wh"
     )
     assert "give a budget that is lower by that much" in str(warning.message)
 
 
 def test_the_warning_repeats_only_if_the_excess_grows_by_over_a_quarter():
-    monitor = BudgetMonitor("Net")
+    monitor = BudgetMonitor("Net", "resident memory")
     with pytest.warns(BudgetExceeded, match="step 1"):
         report_step(monitor, step(1, 120))
     report_step(monitor, step(2, 120))
@@ -76,7 +76,7 @@ def test_the_warning_repeats_only_if_the_excess_grows_by_over_a_quarter():
 
 def test_the_warning_names_what_held_the_memory_and_when_it_grew():
     with pytest.warns(BudgetExceeded) as caught:
-        report_step(BudgetMonitor("Net"), step(3, 133), held=60, plan=PLANNED)
+        report_step(BudgetMonitor("Net", "resident memory"), step(3, 133), held=60, plan=PLANNED)
     assert (
         "Measured: 60.00 MiB by tensors outside of the step when it began (planned: 20.00 MiB; 30.00 MiB came in or "
         "after step 2); 10.00 MiB by its own tensors (planned: 50.00 MiB); 63.00 MiB beside tensors (planned: 5.00 MiB "
@@ -85,7 +85,7 @@ def test_the_warning_names_what_held_the_memory_and_when_it_grew():
 
 
 def test_the_warning_repeats_each_time_that_memory_outside_has_grown():
-    monitor = BudgetMonitor("Net")
+    monitor = BudgetMonitor("Net", "resident memory")
     for number, held in enumerate((20, 29, 38), 1):
         with pytest.warns(BudgetExceeded, match=f"step {number}"):
             report_step(monitor, step(number, 200 + held), held=held)
@@ -93,7 +93,7 @@ def test_the_warning_repeats_each_time_that_memory_outside_has_grown():
 
 
 def test_replanning_does_not_repeat_the_warning_for_a_similar_step():
-    monitor = BudgetMonitor("Net")
+    monitor = BudgetMonitor("Net", "resident memory")
     monitor.mark_prepared(5)
     with pytest.warns(BudgetExceeded, match="step 4"):
         report_step(monitor, step(4, 120))
@@ -115,7 +115,7 @@ def test_replanning_does_not_repeat_the_warning_for_a_similar_step():
     ],
 )
 def test_special_steps_are_named_and_warned_of_separately(ended, circumstances, reason):
-    monitor = BudgetMonitor("Net")
+    monitor = BudgetMonitor("Net", "resident memory")
     monitor.mark_prepared(2)
     with pytest.warns(BudgetExceeded, match="captured"):
         report_step(monitor, step(2, 119))

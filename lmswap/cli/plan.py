@@ -14,7 +14,15 @@ from rich.text import Text
 
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
 from lmswap.files import read_text
-from lmswap.ir.bytesize import SHARE, format_bytes, parse_budget, parse_bytes, parse_share
+from lmswap.ir.bytesize import (
+    SHARE,
+    format_bytes,
+    least_share_taken,
+    parse_budget,
+    parse_bytes,
+    parse_share,
+    unit_of,
+)
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from lmswap.cli import Commands
 
 _Described = TypeVar("_Described")
+_WHOLE = "the unplanned peak"  # of which a budget may be a share
 
 
 def add_to(commands: Commands) -> None:
@@ -81,13 +90,24 @@ def run(options: argparse.Namespace) -> int:
     }
     if options.effort != 1:
         limits["effort"] = options.effort
-    started = time.perf_counter()
-    plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
+    started, note = time.perf_counter(), ""
+    try:
+        plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
+    except PlanInfeasible as error:
+        if (share := parse_share(options.budget, of=_WHOLE)) is None:
+            raise error.but(unit=unit_of(options.budget)) from None
+        least_share = error.parts[-1][1] / memory.peak.nbytes
+        if error.needed_bytes > machine.device_bytes:
+            instead = f"of which '{machine.name}' has {format_bytes(machine.device_bytes)}"
+            raise error.but(shares=(100 * share, 100 * least_share), instead=instead) from None
+        budget_bytes = error.needed_bytes
+        plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
+        note = least_share_taken(share, least_share, budget_bytes)
     planning_seconds = time.perf_counter() - started
     figures = plan_figures(program, plan, budget_bytes, planning_seconds)
     if page is not None:
         _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
-    text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers)
+    text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers, note=note)
     print_result(json.dumps(figures, indent=1) if options.json else text)
     return 0
 
@@ -116,8 +136,14 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
         needed_bytes, needed_step_bytes, is_unmoved = min(needs)
         if needed_bytes <= budget_bytes:
             return plan(budget_bytes - fixed.total_bytes(is_unmoved=is_unmoved))
-        parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", needed_step_bytes))
-        refusal = error.but(budget_bytes=budget_bytes, needed_bytes=needed_bytes, parts=parts)
+        refusal = error.but(
+            budget_bytes=budget_bytes,
+            needed_bytes=needed_bytes,
+            parts=(*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", needed_step_bytes)),
+            counted=fixed.counted,
+            uncounted_bytes=fixed.uncounted_bytes,
+            gradient_bytes=program.gradient_bytes,
+        )
         if is_unmoved:
             peak = memory.peak
             refusal = refusal.but(where=f"op {peak.op} {program.ops[peak.op].title}", live=peak.live)
@@ -137,7 +163,7 @@ def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, m
 
 def parse_step_budget(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
     """Parse a budget: bytes, or a share of the step's unplanned peak, plus the fixed memory."""
-    share = parse_share(text, of="the unplanned peak")
+    share = parse_share(text, of=_WHOLE)
     if share is None:
         return parse_budget(text, also=(SHARE,))
     return fixed.total_bytes() + max(1, int(share * memory.peak.nbytes))
@@ -167,7 +193,13 @@ def plan_figures(program: Program, plan: Plan, budget_bytes: int, planning_secon
 
 
 def plan_text(
-    program: Program, plan: Plan, machine: Machine, figures: dict[str, Any], *, all_buffers: bool = False
+    program: Program,
+    plan: Plan,
+    machine: Machine,
+    figures: dict[str, Any],
+    *,
+    all_buffers: bool = False,
+    note: str = "",
 ) -> str:
     """Return what is printed without `--json`."""
     table = Table.grid(padding=(0, 2))
@@ -178,6 +210,8 @@ def plan_text(
         "peak", f"{format_bytes(figures['peak_bytes'])} of a budget of {format_bytes(figures['budget_bytes'])}"
     )
     table.add_row("budget", _counted(program, plan, figures["budget_bytes"]))
+    if note:
+        table.add_row("note", note)
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
     table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
     explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
@@ -191,7 +225,9 @@ def _counted(program: Program, plan: Plan, budget_bytes: int) -> str:
     fixed = program.fixed
     is_unmoved = plan.budget_bytes == budget_bytes - fixed.total_bytes(is_unmoved=True)
     parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", plan.budget_bytes))
-    return f"{' + '.join(f'{format_bytes(n)} {what}' for what, n in parts if n)}; counted as by lmswap.enable"
+    total = " + ".join(f"{format_bytes(nbytes)} {what}" for what, nbytes in parts if nbytes)
+    counted = f": {fixed.counted}" if fixed.counted else ""
+    return f"{total}; counted as by lmswap.enable{counted}"
 
 
 def this_machine(tier: str | None) -> Machine:

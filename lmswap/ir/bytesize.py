@@ -89,6 +89,14 @@ def parse_share(text: str, *, of: str) -> float | None:
     return share
 
 
+def least_share_taken(share: float, least_share: float, nbytes: int) -> str:
+    """Writes that instead of a budget of ``share`` the least that works is taken, which is ``nbytes``."""
+    return (
+        f"budget '{100 * share:g}%' is too small for this step: the least that works, "
+        f"{math.ceil(1000 * least_share) / 10:g}%, is taken, {format_bytes(nbytes)}"
+    )
+
+
 def format_bytes(nbytes: float) -> str:
     """Writes a byte count with a binary unit and three to four digits: 1536 -> "1.50 KiB"."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -131,7 +131,9 @@ class Plan:
 
     def _heading(self) -> str:
         moved = f"swaps: {len(self.swaps)}, recomputes: {len(self.recomputes)}"
-        memory = f"{format_bytes(self.predicted_peak_bytes)} of {format_bytes(self.budget_bytes)}"
+        memory = (
+            f"{format_bytes(self.predicted_peak_bytes)} of {format_bytes(self.budget_bytes)} for the step's tensors"
+        )
         return escape_controls(f"plan by policy '{self.policy}' ({moved}, {memory}, {self.predicted_seconds:.4g} s)")
 
     def to_json(self) -> str:

@@ -180,6 +180,11 @@ class Program:
         return sum(buffer.nbytes for buffer in self.buffers if buffer.kind is kind)
 
     @cached_property
+    def gradient_bytes(self) -> int:
+        """Total bytes of its gradients."""
+        return sum(buffer.nbytes for buffer in self.buffers if buffer.kind in _GRADIENTS)
+
+    @cached_property
     def kind_of_gradients(self) -> BufferKind | None:
         """The kind of its gradients, GRADIENT or ACCUMULATED_GRADIENT; None if it has none."""
         return next((buffer.kind for buffer in self.buffers if buffer.kind in _GRADIENTS), None)

@@ -29,9 +29,13 @@ class StepFigures:
 
     # The budget consists of these three and the rest, for the plan.
     budget_bytes: int
+    counted: str  # by the budget, and from when
     base_bytes: int = 0  # in use before the step
     reserve_bytes: int = 0  # expected outside of the plan: optimizer state, gradients in progress, the loss
     margin_bytes: int = 0  # stays free
+    budget_parts: tuple[tuple[str, int], ...] = ()  # the three by what takes them, with names
+    uncounted_bytes: int = 0  # of parameters that the budget does not count
+    gradient_bytes: int = 0  # of the step's own gradients
 
     steps: int = 0  # finished so far
     step: int | None = None  # the one measured: the last with a backward, or, if none had one, the last

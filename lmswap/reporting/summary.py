@@ -46,7 +46,7 @@ def figures_of(step: StepFigures) -> list[tuple[str, str]]:
     """Return the main figures by name: peak, budget, saved bytes, and step time."""
     figures = [("peak", _both(format_bytes, step.predicted_peak_bytes, step.measured_peak_bytes))]
     if step.verified is None:
-        figures.append(("budget", format_bytes(step.budget_bytes)))
+        figures.append(("budget", f"{format_bytes(step.budget_bytes)} ({step.counted})"))
     if (saved_bytes := _saved_bytes(step)) is not None:
         figures.append(("saved", format_bytes(saved_bytes)))
     return [*figures, ("step", _both(format_seconds, step.predicted_seconds, step.measured_seconds))]
@@ -188,28 +188,21 @@ def _figures(step: StepFigures) -> Table:
 
 
 def _budget(step: StepFigures) -> str:
-    counted = "resident memory since enable" if step.device.startswith("cpu") else "all that torch reserves"
-    budget = f"Budget {format_bytes(step.budget_bytes)} ({counted})"
+    budget = f"Budget {format_bytes(step.budget_bytes)} ({step.counted})"
     if step.predicted is None:
         return f"{budget}."
-    for_step = step.budget_bytes - step.base_bytes - step.reserve_bytes - step.margin_bytes
-    parts = [
-        f"{format_bytes(nbytes)} {what}"
-        for nbytes, what in (
-            (step.base_bytes, "before the step"),
-            (step.reserve_bytes, "reserve"),
-            (step.margin_bytes, "margin"),
-            (for_step, "for the step's tensors"),
-        )
-        if nbytes > 0
-    ]
-    text = f"{budget} = {' + '.join(parts)}."
+    for_step = step.budget_bytes - sum(nbytes for _, nbytes in step.budget_parts)
+    named = (*step.budget_parts, ("for the step's tensors", for_step))
+    parts = " + ".join(f"{format_bytes(nbytes)} {what}" for what, nbytes in named if nbytes > 0)
+    gradients = f" (gradients among them: {format_bytes(step.gradient_bytes)})" if step.gradient_bytes else ""
+    text = f"{budget} = {parts}{gradients}."
     if for_step < 0:
-        taken = f"{' + '.join(parts)} are {format_bytes(-for_step)} more"
-        text = f"{budget} leaves nothing for the step's tensors: {taken}."
+        text = f"{budget} leaves nothing for the step's tensors: {parts} are {format_bytes(-for_step)} more."
+    if step.uncounted_bytes:
+        text += f" The parameters, {format_bytes(step.uncounted_bytes)}, existed before and do not count."
     if step.trace_bytes:
         traces = f"{step.num_traces} trace{'' if step.num_traces == 1 else 's'}"
-        evicted = f"; {step.num_evicted_traces} not used for long were evicted" if step.num_evicted_traces else ""
+        evicted = f"; {step.num_evicted_traces} used least recently were evicted" if step.num_evicted_traces else ""
         text += f"\nOf what is in use before steps, {format_bytes(step.trace_bytes)} came with {traces}{evicted}."
     if step.host_budget_bytes is not None:
         planned = f"the plan uses {format_bytes(step.tier_planned_bytes or 0)} of the {step.tier} tier"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.planner.cache import PlannedMemory
 
 # Growth of what is in use before the step that does not cause replanning: a part of the margin.
@@ -19,6 +20,21 @@ class Held(NamedTuple):
     nbytes: int
     came_bytes: int = 0
     came_in: int = 0
+
+
+class TrainedMemory(NamedTuple):
+    """Bytes of a model's parameters, of what a budget counts of their gradients and optimizer state, and of the rest.
+
+    ``pending_optimizer_bytes`` are those of state that optimizers have yet to allocate.
+    """
+
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    pending_optimizer_bytes: int = 0
+
+
+_UNKNOWN = TrainedMemory()
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,9 @@ class Allowance:
     spared_reserve_bytes: int = 0  # that steps have shown not to need; `reserve_bytes` is what is left
     spared_margin_bytes: int = 0  # by which the margin shrank when growth was known
     ahead_bytes: int = 0  # left free for growth to come, once it has recurred
+    trained: TrainedMemory = _UNKNOWN  # when what is in use was measured last
+    optimizer_reserve_bytes: int = 0  # the part of the planned reserve that is for optimizer state
+    device_type: str = ""
 
     @property
     def base_bytes(self) -> int:
@@ -61,14 +80,27 @@ class Allowance:
         return self.budget_bytes - self.fixed_bytes
 
     @property
+    def account(self) -> FixedMemory:
+        """What is in use, reserved and left free; state that optimizers have allocated is no longer reserved for."""
+        return FixedMemory(
+            before_bytes=self.base_bytes + self._allocated_reserve_bytes,
+            reserve_bytes=self.reserve_bytes - self._allocated_reserve_bytes,
+            margin_bytes=self.margin_bytes,
+            unmoved_margin_bytes=self.margin_bytes,
+            device_type=self.device_type,
+            **self.trained._asdict(),
+        )
+
+    @property
+    def _allocated_reserve_bytes(self) -> int:
+        """The part of the reserve that is optimizer state by now."""
+        allocated_bytes = max(0, self.optimizer_reserve_bytes - self.trained.pending_optimizer_bytes)
+        return min(allocated_bytes, self.reserve_bytes)
+
+    @property
     def parts(self) -> tuple[tuple[str, int], ...]:
         """The parts of `fixed_bytes`, by their names in reports."""
-        return (
-            ("before the step", self.base_bytes),
-            ("reserve", self.reserve_bytes),
-            ("margin", self.margin_bytes),
-            ("fragmented", self.fragmented_bytes),
-        )
+        return (*self.account.parts(), ("fragmented", self.fragmented_bytes))
 
     @property
     def spared_bytes(self) -> int:
@@ -93,8 +125,12 @@ class Allowance:
 
     def at_start(self) -> Allowance:
         """Return it as before the first step, for the next process."""
+        trained = self.trained._replace(
+            optimizer_bytes=max(0, self.trained.optimizer_bytes - self._allocated_reserve_bytes),
+            pending_optimizer_bytes=self.optimizer_reserve_bytes,
+        )
         unsettled = replace(self, settled_margin_bytes=None, spared_margin_bytes=0)
-        return replace(unsettled, grown_bytes=0, fragmented_bytes=0, ahead_bytes=0)
+        return replace(unsettled, grown_bytes=0, fragmented_bytes=0, ahead_bytes=0, trained=trained)
 
     def with_held(self, nbytes: int) -> Allowance:
         """Return it with ``nbytes`` more held outside of the step, taken from `ahead_bytes` first."""

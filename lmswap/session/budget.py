@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,15 +10,16 @@ from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.bytesize import format_bytes, least_share_taken
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.fixed_memory import COUNTED
 from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.planner import KEEP_WHAT_FITS
 from lmswap.runtime.arena import Arena
-from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held
+from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held, TrainedMemory
 from lmswap.session.diagnostics import Notes
-from lmswap.session.optimizer_memory import TrainableParameters
+from lmswap.session.optimizer_memory import ASSUMED_VALUES, TrainableParameters
 
 
 class _Margin(NamedTuple):
@@ -72,12 +72,14 @@ class BudgetTracker:
         Raises:
             OptionError: the budget is more than the device has.
         """
-        self.has_trained = False  # the optimizer's state exists
+        self.has_trained = False
         self._memory, self._trained, self._arena = memory, trained, arena
         self._outside_bytes = 0  # the most that steps have taken outside of the arena
         self.held = Held(0)
         self._num_freed = 0  # segments, when the probed step began
         self._device_type, self._policy = device_type, options.policy
+        # Of growth, what existed at its start is no part.
+        self._uncounted = trained.measure() if device_type == "cpu" else TrainedMemory()
         self._fragments = device_type == "cuda" and arena is None  # the CPU's heap remaps pages instead
         self._share, self._notes, self._most_peak_bytes = options.budget_share, notes, 0
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
@@ -89,7 +91,7 @@ class BudgetTracker:
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
             )
         if options.budget_bytes is None and self._share is None:
-            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {_AUTO}")
+            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)} ({COUNTED[device_type]}): {_AUTO}")
 
     def leave_arena(self) -> None:
         """From now on torch's allocator places the tensors of steps."""
@@ -120,27 +122,48 @@ class BudgetTracker:
         if self._share is None or not planned.budget_bytes < needed_bytes <= self.most_bytes:
             return False
         self.nbytes = max(self.nbytes, needed_bytes)
-        given, least = self._shares(self._share, needed_bytes, planned)
-        self._notes.append(
-            f"budget '{given:g}%' is too small for this step: the least that works, "
-            f"{math.ceil(10 * least) / 10:g}%, is taken, {format_bytes(needed_bytes)}"
-        )
+        self._notes.append(least_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
         return True
 
     def shares(self, needed_bytes: int, planned: Allowance) -> tuple[float, float] | None:
         """Return the given per cent and those of ``needed_bytes``; None if the budget is no share."""
-        return None if self._share is None else self._shares(self._share, needed_bytes, planned)
+        return None if self._share is None else (100 * self._share, 100 * self._share_of(needed_bytes, planned))
 
-    def _shares(self, share: float, needed_bytes: int, planned: Allowance) -> tuple[float, float]:
-        return 100 * share, 100 * (needed_bytes - planned.fixed_bytes) / self._most_peak_bytes
+    def _share_of(self, needed_bytes: int, planned: Allowance) -> float:
+        return (needed_bytes - planned.fixed_bytes) / self._most_peak_bytes
 
     def allowance(self, program: Program) -> Allowance:
         """Return what a step of ``program`` may occupy now; negative if the rest exceeds the budget."""
         base_bytes, tensor_bytes = self._used_outside(), self._tensors_outside()
         trains = any(segment.phase == "backward" for segment in program.segments)
-        reserve_bytes = self._reserve_bytes(program, base_bytes) if trains else 0
+        trained = self.trained_memory()
+        optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
+        reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes) if trains else 0
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
-        return Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, margin_bytes)
+        return Allowance(
+            self.nbytes,
+            base_bytes,
+            tensor_bytes,
+            reserve_bytes,
+            margin_bytes,
+            trained=trained,
+            optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
+            device_type=self._device_type,
+        )
+
+    def trained_memory(self) -> TrainedMemory:
+        """Measure parameters, and what the budget counts of their gradients and of optimizer state."""
+        # Once steps have run, an optimizer that is not known has none, or has allocated it.
+        found = self._trained.measure(assumed_values=0 if self.has_trained else ASSUMED_VALUES)
+        uncounted = self._uncounted
+        return found._replace(
+            gradient_bytes=max(0, found.gradient_bytes - uncounted.gradient_bytes),
+            optimizer_bytes=max(0, found.optimizer_bytes - uncounted.optimizer_bytes),
+        )
+
+    def absent_gradient_bytes(self, program: Program) -> int:
+        """Return the bytes of gradients of ``program`` that parameters do not have now."""
+        return max(0, program.gradient_bytes - self._trained.gradient_bytes())
 
     def unmoved(self, planned: Allowance, program: Program) -> Allowance:
         """Return ``planned`` for a step of ``program`` without swaps and recomputes, which grows by less.
@@ -159,11 +182,14 @@ class BudgetTracker:
     def _joined_bytes(self) -> int:
         return _JOINED_BYTES[self._device_type] if is_distributed() else 0
 
-    def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
-        """Return what a training step will take outside of its plan: optimizer and, outside of an arena, loss."""
+    def _reserve_bytes(self, program: Program, base_bytes: int, optimizer_bytes: int) -> int:
+        """Return what a training step will take outside of its plan: optimizer and, outside of an arena, loss.
+
+        ``optimizer_bytes`` are those of state that does not exist yet.
+        """
         if self.has_trained:
-            return max(0, self._outside_bytes - base_bytes) if self._arena is not None else 0
-        coming_bytes = self._trained.pending_optimizer_bytes() + _REBUILT * is_distributed() * self._trained.nbytes
+            return max(optimizer_bytes, self._outside_bytes - base_bytes if self._arena is not None else 0)
+        coming_bytes = optimizer_bytes + _REBUILT * is_distributed() * self._trained.nbytes
         if self._arena is None:
             return coming_bytes
         return coming_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))
@@ -218,5 +244,5 @@ class BudgetTracker:
         if self._arena.num_segments_freed() != self._num_freed:
             return 0
         taken_bytes = max(0, max(self._outside_bytes, self._used_outside()) - planned.found_bytes)
-        unused_bytes = planned.reserve_bytes - taken_bytes - self._trained.pending_optimizer_bytes()
+        unused_bytes = planned.reserve_bytes - taken_bytes - self._trained.measure().pending_optimizer_bytes
         return unused_bytes if unused_bytes > GROWTH_BYTES else 0

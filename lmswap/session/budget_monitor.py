@@ -30,8 +30,9 @@ _OTHERS = "several models are enabled, and each one's budget counts what all of 
 class BudgetMonitor:
     """Warns of one model's steps that exceeded its budget."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, counted: str) -> None:
+        """``counted`` says what the budget counts."""
+        self._model, self._counted = model, counted
         self._reported_bytes: dict[str, int] = {}  # excess by what was special about the step
         self._reported_held_bytes = 0  # by tensors outside of the last step that was reported
         self._prepared_in: set[int] = set()  # numbers of steps
@@ -73,7 +74,8 @@ class BudgetMonitor:
         circumstance = f". What was special: {special}" if special else ""
         sentence = (
             f"step {step.number} of {self._model} held {format_bytes(step.peaks.used_bytes)}, "
-            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget_bytes)}. Measured: "
+            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget_bytes)} "
+            f"({self._counted}). Measured: "
             f"{'; '.join(_measured(step, held, plan))}{circumstance}. Where the limit is hard, give a budget that is "
             "lower by that much, or a smaller batch; lmswap.report(model) shows what was planned"
         )

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lmswap.session.allowance import TrainedMemory
+
 # Values that an optimizer keeps per value of a parameter, by the settings of its group (torch 2.11 to 2.13).
 _Settings = Mapping[str, Any]
 _STATE: Mapping[type[Optimizer], Callable[[_Settings], int]] = {
@@ -19,21 +21,29 @@ _STATE: Mapping[type[Optimizer], Callable[[_Settings], int]] = {
     Adam: lambda group: 2 + group["amsgrad"],
     AdamW: lambda group: 2 + group["amsgrad"],
 }
-_STATE_OF_OTHERS = 2  # Adam's
+ASSUMED_VALUES = 2  # Adam's
 
 
 class TrainableParameters:
-    """A model's trained parameters, by weak references."""
+    """A model's parameters by weak references; trained are those that require gradients now."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.nbytes = sum(parameter.nbytes for parameter in parameters)
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that are trained."""
+        return sum(parameter.nbytes for parameter in self._trained())
+
     def have_gradients(self) -> bool:
         """Whether any of them has a gradient now."""
-        return any(parameter.grad is not None for parameter in self._alive())
+        return any(parameter.grad is not None for parameter in self._trained())
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of all their gradients."""
+        return sum(parameter.grad.nbytes for parameter in self._alive() if parameter.grad is not None)
 
     def start_watching_optimizer(self) -> None:
         """Watch whether an optimizer takes a step, which parameters of foreach and fused ones do not show."""
@@ -55,32 +65,54 @@ class TrainableParameters:
 
     def _are_some_of(self, optimizer: Optimizer) -> bool:
         of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return any(id(parameter) in of_optimizer for parameter in self._alive())
+        return any(id(parameter) in of_optimizer for parameter in self._trained())
 
-    def pending_optimizer_bytes(self) -> int:
-        """Return what optimizers have yet to allocate for them; two values per value if no optimizer is known."""
-        num_values = _values_to_come()
-        return sum(num_values.get(id(parameter), _STATE_OF_OTHERS) * parameter.nbytes for parameter in self._alive())
+    def measure(self, *, assumed_values: int = ASSUMED_VALUES) -> TrainedMemory:
+        """Measure all parameters, their gradients and optimizer state, and what optimizers have yet to allocate.
+
+        ``assumed_values`` per value of a parameter are pending where an optimizer is unknown, or none exists.
+        """
+        parameters = list(self._alive())
+        optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        num_values = _pending_values(optimizers, assumed_values)
+        return TrainedMemory(
+            sum(parameter.nbytes for parameter in parameters),
+            self.gradient_bytes(),
+            _state_bytes(optimizers, parameters),
+            sum(num_values.get(id(each), assumed_values) * each.nbytes for each in parameters if each.requires_grad),
+        )
 
     def _alive(self) -> Iterator[Tensor]:
         return (parameter for found in self._parameters if (parameter := found()) is not None)
 
+    def _trained(self) -> Iterator[Tensor]:
+        return (parameter for parameter in self._alive() if parameter.requires_grad)
 
-def _values_to_come() -> dict[int, int]:
-    """Return by id of each parameter of a live optimizer the state values, per value, that do not exist yet.
+
+def _state_bytes(optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
+    """Return the bytes of ``optimizers``' state of ``parameters``, on their device; wrapped optimizers count once."""
+    found: dict[int, int] = {}
+    for optimizer in optimizers:
+        kept = getattr(optimizer, "state", {})
+        for parameter in parameters:
+            state = kept.get(parameter)
+            for value in state.values() if isinstance(state, Mapping) else ():
+                if isinstance(value, Tensor) and value.device == parameter.device:
+                    found[id(value)] = value.nbytes
+    return sum(found.values())
+
+
+def _pending_values(optimizers: Sequence[Optimizer], assumed_values: int) -> dict[int, int]:
+    """Return by id of each parameter of ``optimizers`` the state values, per value, that do not exist yet.
 
     The least of several optimizers counts: libraries wrap a torch optimizer in one of their own class.
     """
     found: dict[int, int] = {}
-    for optimizer in [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]:
-        num_values = _STATE.get(type(optimizer), _of_others)
+    for optimizer in optimizers:
+        num_values = _STATE.get(type(optimizer))
         there = getattr(optimizer, "state", {})  # an optimizer under construction has none yet
         for group in getattr(optimizer, "param_groups", ()):
             for parameter in group["params"]:
-                to_come = 0 if parameter in there else num_values(group)
-                found[id(parameter)] = min(to_come, found.get(id(parameter), to_come))
+                pending = 0 if parameter in there else num_values(group) if num_values else assumed_values
+                found[id(parameter)] = min(pending, found.get(id(parameter), pending))
     return found
-
-
-def _of_others(_: _Settings) -> int:
-    return _STATE_OF_OTHERS

@@ -18,7 +18,6 @@ from lmswap.hardware.local_ranks import LocalRanks
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
@@ -269,7 +268,8 @@ class StepPlans:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
             self._engine.arena.resize(common_arena_bytes(placed, GROWTH_BYTES))
         _log.info(
-            "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops recomputed, peak %s of a budget of %s",
+            "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops recomputed, peak %s of a budget of %s "
+            "(%s)",
             ", ".join(map(str, graphs)),
             origin,
             len({swap.buffer for swap in plan.swaps}),
@@ -277,6 +277,7 @@ class StepPlans:
             len(plan.recomputes),
             format_bytes(plan.predicted_peak_bytes + allowance.base_bytes + allowance.reserve_bytes),
             format_bytes(allowance.budget_bytes),
+            allowance.account.counted,
         )
         return step
 
@@ -353,12 +354,8 @@ class StepPlans:
     def described(self, step: PlannedStep) -> Program:
         """Return the program of ``step`` with the memory outside of it that its budget counts in a new process."""
         program, allowance = step.joined.program, step.allowance.at_start()
-        fixed = FixedMemory(
-            allowance.base_bytes,
-            allowance.reserve_bytes,
-            allowance.margin_bytes,
-            self._budget.unmoved(allowance, program).margin_bytes,
-        )
+        unmoved_margin_bytes = self._budget.unmoved(allowance, program).margin_bytes
+        fixed = replace(allowance.account, unmoved_margin_bytes=unmoved_margin_bytes)
         return replace(program, fixed=fixed, scratch_bytes=step.costs.scratch_bytes)
 
     def remember(self, program: Program, planned: CachedPlan) -> None:
@@ -395,7 +392,7 @@ class StepPlans:
             raise PlanMismatch(
                 f"plan '{self._options.plan}' takes {format_bytes(step_bytes)} for the step's tensors, and "
                 f"{format_bytes(before_bytes)} are in use before the step and reserved: more than the budget of "
-                f"{format_bytes(allowance.budget_bytes)}"
+                f"{format_bytes(allowance.budget_bytes)} ({allowance.account.counted})"
             )
 
     def _plan_together(

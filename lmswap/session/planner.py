@@ -94,6 +94,9 @@ class Planner:
                 policy=request.policy,
                 parts=(*allowance.parts, ("for the step's tensors", error.needed_bytes)),
                 unit=self._options.budget_unit,
+                counted=allowance.account.counted,
+                uncounted_bytes=allowance.account.uncounted_bytes,
+                gradient_bytes=program.gradient_bytes,
             ) from None
         except TierError as error:
             if machine.tier(self._options.tier).ratio == 1 and self._options.tier == "compressed":

@@ -214,7 +214,8 @@ class Replanner:
     def _with_growth(self, seen: StepObservation, small_bytes: int) -> StepObservation:
         """Return ``seen`` with what is in use now; ``small_bytes`` of small tensors will be allocated again."""
         in_use_bytes, peak_bytes = self._budget.in_use_bytes(small_bytes), seen.peak_bytes
-        return replace(seen, in_use_bytes=in_use_bytes, fragmented_bytes=self._budget.fragmented_bytes(peak_bytes))
+        fragmented_bytes, trained = self._budget.fragmented_bytes(peak_bytes), self._budget.trained_memory()
+        return replace(seen, in_use_bytes=in_use_bytes, fragmented_bytes=fragmented_bytes, trained=trained)
 
     def _calibrate(self, step: PlannedStep, record: StepRecord | None) -> Calibration | None:
         """Calibrate costs and machine of ``step`` by the run that timed its ops; None if it shows nothing."""

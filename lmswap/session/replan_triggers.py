@@ -16,7 +16,7 @@ from lmswap.ir.program import BufferKind
 from lmswap.planner import simulate
 from lmswap.planner.calibrate import Calibration, OpTime, host_as_measured
 from lmswap.session import compression_ratio
-from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.allowance import GROWTH_BYTES, Allowance, TrainedMemory
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import FROM_CACHE, Phase, PlannedStep
 from lmswap.session.retention import Retention
@@ -38,6 +38,7 @@ class StepObservation:
     held_bytes: int  # by tensors outside of steps, when the next one begins
     accumulated_bytes: int | None = None  # outside of it, if it accumulates gradients from now on; None: it does not
     in_use_bytes: int | None = None  # outside of steps, when the next one begins; None: not measured
+    trained: TrainedMemory | None = None  # by then, if measured
     fragmented_bytes: int = 0  # by which its peak exceeds the budget through fragmentation
     settled_margin_bytes: int | None = None  # that suffices for growth from now on, if that is known
     has_misplaced: bool = False  # it held a tensor at offsets of the next step, and more retention is assumed from now
@@ -264,6 +265,8 @@ def excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
 
 def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
     allowance, excess_bytes = step.allowance, excess_held_bytes(step, seen.held_bytes)
+    if seen.trained is not None:
+        allowance = replace(allowance, trained=seen.trained)
     if seen.accumulated_bytes is not None:
         allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
     elif excess_bytes > GROWTH_BYTES:

@@ -33,6 +33,7 @@ from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.fixed_memory import COUNTED
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
@@ -75,7 +76,7 @@ class Session:
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
     def __init__(self, name: str, options: Options, device: torch.device, parameters: Sequence[torch.Tensor]) -> None:
-        """Open the engine and its tier; ``parameters`` are those that are trained.
+        """Open the engine and its tier; ``parameters`` are the model's.
 
         Raises:
             OptionError: the budget or the tier is not available on ``device``.
@@ -105,7 +106,7 @@ class Session:
             self.recorder = self.engine.recorder
             self.budget = BudgetTracker(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
             undoing.pop_all()
-        self._budget_monitor = BudgetMonitor(name)
+        self._budget_monitor = BudgetMonitor(name, COUNTED[device.type])
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
         planner = Planner(options, engine=self.engine, memory=self.memory)

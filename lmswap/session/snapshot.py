@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
+from lmswap.ir.fixed_memory import COUNTED
 from lmswap.ir.timeline import Timeline
 from lmswap.reporting import Report, make_report
 from lmswap.reporting.step import StepFigures
@@ -27,6 +28,9 @@ def snapshot(session: Session) -> Report:
             "base_bytes": step.allowance.base_bytes,
             "reserve_bytes": step.allowance.reserve_bytes,
             "margin_bytes": step.allowance.margin_bytes,
+            "budget_parts": step.allowance.parts,
+            "uncounted_bytes": step.allowance.account.uncounted_bytes,
+            "gradient_bytes": step.joined.program.gradient_bytes,
             "predicted": step.predicted,
             "free_seconds": step.costs.free_seconds,
         }
@@ -54,6 +58,7 @@ def snapshot(session: Session) -> Report:
         emulated_link=options.link,
         host_budget_bytes=options.host_budget_bytes,
         budget_bytes=session.budget.nbytes,
+        counted=COUNTED[session.device.type],
         steps=recorder.num_steps,
         tier_used_bytes=tier.used_bytes,
         tier_highest_bytes=tier.peak_used_bytes,

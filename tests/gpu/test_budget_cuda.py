@@ -106,6 +106,11 @@ def test_a_card_that_has_the_budget_runs_the_step(plain, share, policy):
     assert max(reserved) <= budget
     assert report.highest_peak_bytes <= budget
     assert retries[-1] == retries[2]
+    assert report.trace_bytes == 0  # traces are in the host's memory
+    parts = dict(report.budget_parts)
+    parameter_bytes = sum(parameter.nbytes for parameter in make_model().parameters())
+    assert parts["parameters"] == parameter_bytes
+    assert 0 <= parts["optimizer state"] - 2 * parameter_bytes < 2**20
 
 
 def rounds(budget=None):

@@ -15,7 +15,7 @@ LARGE = build("forward\n" + "\n".join(f"f{n} 1: b{n} -> b{n + 1}" for n in range
         (LARGE, "<program test: 300 ops, 301 buffers; print it, or see its fields>"),
         (
             PLAN,
-            "<plan by policy 'swap_all' (swaps: 1, recomputes: 0, 7.00 MiB of 8.00 MiB, 5.5 s); "
+            "<plan by policy 'swap_all' (swaps: 1, recomputes: 0, 7.00 MiB of 8.00 MiB for the step's tensors, 5.5 s); "
             "print it, or see its fields>",
         ),
         (PLAN.certificate, "<certificate of 5 s, by 0 cuts; see its fields>"),

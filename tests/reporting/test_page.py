@@ -67,7 +67,7 @@ def test_a_page_has_each_buffer_and_lane_and_needs_no_network(tmp_path):
     assert '<meta name="viewport"' in page
     assert step["summary"] == [
         ["peak", "9.00 MiB, 10.00 MiB predicted"],
-        ["budget", "12.00 MiB"],
+        ["budget", "12.00 MiB (growth of resident memory since enable)"],
         ["saved", "2.00 MiB"],
         ["step", "6.00 s, 5.50 s predicted"],
     ]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lmswap.ir.emulation import EmulatedLink
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.plan import Decision, Recompute
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting import make_explanation
@@ -27,8 +28,8 @@ swapped out        3.00 MiB   3.00 MiB     0.0 %
 swapped in         3.00 MiB   3.00 MiB     0.0 %
 disk tier, peak    3.00 MiB   3.00 MiB     0.0 %
 
-Budget 12.00 MiB (resident memory since enable) = 2.00 MiB before the step +
-1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
+Budget 12.00 MiB (growth of resident memory since enable) = 2.00 MiB before the
+step + 1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
 The measured peak is 75 % of the budget.
 Measured in step 3, the last with a backward; error = predicted / measured - 1.
 Note: module 'Head' runs uncaptured, because it calls numpy."""
@@ -194,11 +195,28 @@ def test_a_plan_without_a_certificate_claims_nothing():
 
 
 def test_a_budget_below_fixed_memory_shows_no_negative_bytes():
-    text = said(report(base_bytes=11 * MIB))
+    text = said(report(budget_parts=(("before the step", 11 * MIB), ("reserve", MIB), ("margin", MIB))))
     assert (
-        "Budget 12.00 MiB (resident memory since enable) leaves nothing for the step's tensors: 11.00 MiB before the "
-        "step + 1.00 MiB reserve + 1.00 MiB margin are 1.00 MiB more."
+        "Budget 12.00 MiB (growth of resident memory since enable) leaves nothing for the step's tensors: 11.00 MiB "
+        "before the step + 1.00 MiB reserve + 1.00 MiB margin are 1.00 MiB more."
     ) in text
+
+
+def test_the_budget_names_parameters_gradients_and_optimizer_state():
+    fixed = FixedMemory(9 * MIB, 3 * MIB, MIB, MIB, 4 * MIB, 2 * MIB, MIB, 3 * MIB, device_type="cuda")
+    text = said(report(budget_bytes=20 * MIB, budget_parts=tuple(fixed.parts()), gradient_bytes=5 * MIB))
+    assert (
+        "= 4.00 MiB parameters + 2.00 MiB gradients + 1.00 MiB optimizer state + 2.00 MiB else before the step + 3.00 "
+        "MiB reserved for optimizer state + 1.00 MiB margin + 7.00 MiB for the step's tensors (gradients among them: "
+        "5.00 MiB)."
+    ) in text
+
+
+def test_the_budget_of_growth_states_the_parameters_that_it_does_not_count():
+    fixed = FixedMemory(9 * MIB, parameter_bytes=4 * MIB, device_type="cpu")
+    text = said(report(budget_parts=tuple(fixed.parts()), uncounted_bytes=fixed.uncounted_bytes))
+    assert "= 9.00 MiB before the step + 3.00 MiB for the step's tensors." in text
+    assert "The parameters, 4.00 MiB, existed before and do not count." in text
 
 
 def test_a_step_that_held_more_before_is_named():

@@ -1,6 +1,8 @@
 """A budget means the same to `lmswap.enable`, `lmswap.least_budget` and `lmswap plan`, and refusals itemize it."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,15 +107,16 @@ def test_a_refusal_itemizes_the_least_budget_in_the_given_unit(budget, unit):
     with pytest.raises(PlanInfeasible) as refused:
         train(CASES["norms"], budget=budget, policy="none")
     error, text = refused.value, str(refused.value)
-    assert [what for what, _ in error.parts][:3] == ["before the step", "reserve", "margin"]
+    assert [what for what, n in error.parts if n][:3] == ["before the step", "reserved for optimizer state", "margin"]
     assert sum(nbytes for _, nbytes in error.parts) == error.needed_bytes
-    assert f" {unit}: it needs at least " in text and f" {unit} for the step's tensors, at op " in text
+    assert f" {unit} (growth of resident memory since enable): it needs at least " in text
+    assert f" {unit} for the step's tensors, at op " in text
     assert (" MiB" in text) == (unit == "MiB")
 
 
 def test_a_refused_share_states_which_would_suffice(monkeypatch):
     monkeypatch.setattr(memory.CpuMemory, "free_bytes", lambda _: 0)
-    with pytest.raises(PlanInfeasible, match=r"into 2% \(.* MiB\): it needs at least [0-9.]+% \([0-9.]+ MiB\) = "):
+    with pytest.raises(PlanInfeasible, match=r"into 2% \(.* MiB, .*\): it needs at least [0-9.]+% \([0-9.]+ MiB\) = "):
         train(CASES["norms"], budget="2%", policy="auto")
 
 
@@ -121,3 +124,86 @@ def test_a_refusal_names_a_policy_that_would_suffice():
     _, least_bytes = captured(CASES["norms"])
     with pytest.raises(PlanInfeasible, match="policy='auto', which fits"):
         train(CASES["norms"], budget=least_bytes + 2 * MIB, policy="none")
+
+
+def refusal_of(case, budget):
+    with pytest.raises(PlanInfeasible) as refused:
+        train(case, budget=budget, policy="auto")
+    return refused.value
+
+
+def test_a_refusal_states_what_counts_and_bytes_of_parameters_and_gradients():
+    error, parameters = refusal_of(CASES["linear"], "0.01GiB"), CASES["linear"].make().parameters()
+    nbytes = sum(parameter.nbytes for parameter in parameters)
+    assert (error.uncounted_bytes, error.gradient_bytes) == (nbytes, nbytes)
+    assert "into 0.010 GiB (growth of resident memory since enable): it needs at least" in str(error)
+    assert f"The parameters, {nbytes / 2**30:.3f} GiB, existed before and do not count" in str(error)
+
+
+def test_a_batch_of_the_size_that_a_refusal_advises_fits():
+    case, (_, least_bytes) = CASES["linear"], captured(CASES["linear"])
+    budget = int(0.9 * least_bytes)
+    percent = int(re.search(r"batch or image, of about (\d+) % of this one", str(refusal_of(case, budget)))[1])
+    assert 30 < percent < 90
+    rows = int(0.95 * percent / 100 * len(case.batch()))
+    assert is_enabled(replace(case, batch=lambda: torch.randn(rows, 256)), budget)
+    assert "a smaller batch or image cannot suffice" in str(refusal_of(case, "2MiB"))
+
+
+def test_the_report_names_kept_gradients_and_optimizer_state_with_their_bytes():
+    torch.compiler.reset()
+    case = CASES["linear"]
+    model = lmswap.enable(case.make(), "1GiB", min_swap_bytes=4096)
+    optimizer = torch.optim.AdamW(model.parameters())
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    accounts = []
+    for _ in range(6):  # gradients are kept
+        case.loss(model(case.batch())).backward()
+        accounts.append(lmswap.report(model))
+        optimizer.step()
+    first, last = (dict(report.budget_parts) for report in (accounts[0], accounts[-1]))
+    state_bytes = sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+    lmswap.disable(model)
+    assert (first["gradients"], first["optimizer state"]) == (0, 0)
+    assert abs(first["reserved for optimizer state"] - state_bytes) < 4096  # which has a counter for each parameter
+    assert (last["gradients"], last["optimizer state"]) == (nbytes, state_bytes)
+    assert last["reserved for optimizer state"] == 0
+    for report in accounts:
+        fixed_bytes = report.base_bytes + report.reserve_bytes + report.margin_bytes
+        assert sum(nbytes for _, nbytes in report.budget_parts) == fixed_bytes
+
+
+def test_state_that_existed_when_the_model_was_enabled_is_no_growth():
+    torch.compiler.reset()
+    case = CASES["linear"]
+    model = case.make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    case.loss(model(case.batch())).backward()
+    optimizer.step()
+    lmswap.enable(model, "1GiB", min_swap_bytes=4096)
+    case.loss(model(case.batch())).backward()
+    parts = dict(lmswap.report(model).budget_parts)
+    lmswap.disable(model)
+    assert parts["gradients"] == parts["optimizer state"] == parts["reserved for optimizer state"] == 0
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A step in a file, and the command that plans it."""
+    program, _ = captured(CASES["linear"])
+    (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    (tmp_path / "program.json").write_text(program.to_json())
+    return ["plan", f"{tmp_path}/program.json", "--machine", f"{tmp_path}/machine.json", "--budget"]
+
+
+def test_the_command_refuses_in_the_given_unit_with_the_same_parts(files, capsys):
+    assert entry.main([*files, "0.02GiB"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert " into 0.020 GiB (growth of resident memory since enable): it needs at least" in text
+    assert "GiB reserved for optimizer state" in text and " MiB" not in text
+
+
+def test_the_command_takes_the_least_share_that_works_with_a_note(files, capsys):
+    assert entry.main([*files, "1%"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"budget '1%' is too small for this step: the least that works, [0-9.]+%, is taken, [0-9.]+", text)

@@ -63,10 +63,10 @@ def state_bytes(optimizer):
 def test_pending_bytes_are_those_that_the_first_step_allocates(name):
     parameters = make()
     trained, optimizer = TrainableParameters(parameters), OPTIMIZERS[name](parameters)
-    before_bytes, said_bytes = state_bytes(optimizer), trained.pending_optimizer_bytes()
+    before_bytes, said_bytes = state_bytes(optimizer), trained.measure().pending_optimizer_bytes
     take_step(optimizer, parameters)
     assert said_bytes == state_bytes(optimizer) - before_bytes
-    assert trained.pending_optimizer_bytes() == 0
+    assert trained.measure().pending_optimizer_bytes == 0
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -98,11 +98,11 @@ def test_watching_ends_when_it_is_stopped_or_its_owner_is_gone(ends):
 def test_two_values_per_element_are_pending_without_an_optimizer():
     known, unknown = make()
     trained = TrainableParameters([known, unknown])
-    assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
+    assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
     optimizer = optim.SGD([known], lr=0.1)
-    assert trained.pending_optimizer_bytes() == 2 * unknown.nbytes
+    assert trained.measure().pending_optimizer_bytes == 2 * unknown.nbytes
     del optimizer
-    assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
+    assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
 
 
 def test_state_loaded_from_a_checkpoint_is_not_pending():
@@ -112,15 +112,15 @@ def test_state_loaded_from_a_checkpoint_is_not_pending():
     state = copy.deepcopy(first.state_dict())
     others = make()
     trained, optimizer = TrainableParameters(others), optim.Adam(others)
-    assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
+    assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
     optimizer.load_state_dict(state)
-    assert trained.pending_optimizer_bytes() == 0
+    assert trained.measure().pending_optimizer_bytes == 0
 
 
 def test_an_optimizer_that_wraps_another_adds_nothing():
     parameters = make()
     trained, optimizer = TrainableParameters(parameters), Wrapping(optim.SGD(parameters, lr=0.1, momentum=0.9))
-    assert trained.pending_optimizer_bytes() == trained.nbytes
+    assert trained.measure().pending_optimizer_bytes == trained.nbytes
     assert optimizer.param_groups
 
 
@@ -128,5 +128,36 @@ def test_groups_count_by_their_own_settings():
     one, other = make()
     trained = TrainableParameters([one, other])
     optimizer = optim.SGD([{"params": [one], "momentum": 0.9}, {"params": [other]}], lr=0.1)
-    assert trained.pending_optimizer_bytes() == one.nbytes
+    assert trained.measure().pending_optimizer_bytes == one.nbytes
+    assert optimizer.param_groups
+
+
+def test_gradients_and_state_are_measured_once_if_an_optimizer_is_wrapped():
+    parameters, others = make(), make()
+    trained, optimizer = TrainableParameters(parameters), optim.Adam([*parameters, *others])
+    wrapping = Wrapping(optimizer)
+    nbytes = sum(parameter.nbytes for parameter in parameters)
+    assert trained.measure() == (nbytes, 0, 0, 2 * nbytes)
+    take_step(wrapping.wrapped, parameters + others)
+    counters = sum(state["step"].nbytes for state in optimizer.state.values())
+    assert trained.measure() == (nbytes, nbytes, 2 * nbytes + counters // 2, 0)
+
+
+def test_parameters_that_are_unfrozen_later_are_trained_from_then_on():
+    frozen, other = make()
+    frozen.requires_grad_(False)
+    trained, optimizer = TrainableParameters([frozen, other]), optim.Adam([frozen, other])
+    take_step(optimizer, [other])
+    frozen.requires_grad_(True)
+    assert trained.nbytes == frozen.nbytes + other.nbytes
+    assert trained.measure(assumed_values=0).pending_optimizer_bytes == 2 * frozen.nbytes
+
+
+def test_state_of_unknown_optimizers_is_pending_only_where_it_is_assumed():
+    parameters = make()
+    trained = TrainableParameters(parameters)
+    assert trained.measure(assumed_values=0).pending_optimizer_bytes == 0
+    optimizer = optim.NAdam(parameters)
+    assert trained.measure(assumed_values=0).pending_optimizer_bytes == 0
+    assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
     assert optimizer.param_groups

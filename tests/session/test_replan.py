@@ -7,11 +7,12 @@ import pytest
 
 from lmswap.capture.merge_programs import Joined
 from lmswap.errors import TierError
+from lmswap.ir.program import BufferKind
 from lmswap.options import Options
 from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.runtime.step_record import EndedStep, Peaks
-from lmswap.session.allowance import Allowance, Held
+from lmswap.session.allowance import Allowance, Held, TrainedMemory
 from lmswap.session.diagnostics import Notes
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase
@@ -69,6 +70,8 @@ class Model:
             start_reserve_probe=nothing,
             end_reserve_probe=lambda _: 0,
             in_use_bytes=lambda _: 100 * MIB,
+            trained_memory=TrainedMemory,
+            absent_gradient_bytes=lambda _: 0,
             fragmented_bytes=lambda _: 0,
             settled_margin_bytes=lambda _: 32 * MIB,
         )
