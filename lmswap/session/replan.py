@@ -25,6 +25,7 @@ from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.collection_pause import collection_paused
 from lmswap.session.diagnostics import Notes, warn
+from lmswap.session.plan_request import PlanRequest
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, Phase, PlannedStep
 from lmswap.session.planner import Planner
@@ -149,9 +150,14 @@ class Replanner:
             and self._engine.arena is None
             and self._options.tier != compression_ratio.TIER
             and not needs_growth(step, ended.peaks.used_bytes)
-            and excess_held_bytes(step, self._budget.held.nbytes) <= GROWTH_BYTES
+            and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= GROWTH_BYTES
             and not self._is_to_accumulate(step)
         )
+
+    def _held_bytes(self, step: PlannedStep, *, adds_up: bool) -> int:
+        """Return what is held outside of ``step``; if it ``adds_up``, with gradients that are absent but will be."""
+        absent_bytes = self._budget.absent_gradient_bytes(step.joined.program) if adds_up else 0
+        return self._budget.held.nbytes + absent_bytes
 
     def _is_to_accumulate(self, step: PlannedStep) -> bool:
         """Whether ``step`` is to accumulate each gradient as it is computed, from now on; ranks do anyway."""
@@ -166,9 +172,10 @@ class Replanner:
         is_first, has_advanced = step.history.num_runs == 0, phase is not step.history.phase
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
-        seen = StepObservation(phase, peak_bytes, self._budget.held.nbytes)
+        seen = StepObservation(phase, peak_bytes, self._held_bytes(step, adds_up=step.adds_up))
         if self._is_to_accumulate(step):
-            seen = replace(seen, accumulated_bytes=self._plans.accumulated_bytes(step))
+            accumulated_bytes, held_bytes = self._plans.accumulated_bytes(step), self._held_bytes(step, adds_up=True)
+            seen = replace(seen, accumulated_bytes=accumulated_bytes, held_bytes=held_bytes)
         if arena is not None and arena.num_unplaced:
             seen = replace(seen, has_misplaced=self._retention.assume_most())
         if self._options.tier == compression_ratio.TIER:
@@ -273,12 +280,14 @@ class Replanner:
         request = merged(step, found, policy=policy, retention=retention, is_priced=is_priced)
         outgrown_bytes = step.history.outgrown_bytes + sum(trigger.nbytes for trigger in growth)
         step = replace(step, history=replace(step.history, outgrown_bytes=outgrown_bytes))
-        if not is_priced:
+        if growth:
+            self._memory.trim()  # of the plan that takes too much
+        elif not is_priced:
             self._planner.reserve_search_memory(program)
         try:
             request, plan = self._plans.search(request)
         except (PlanInfeasible, TierError) as error:
-            self._keep_plan(step, reason(found), error)
+            self._answer_refusal(step, request, error, reason(found))
         else:
             if plan.predicted_seconds <= request.most_seconds:
                 planned, limits = request.answered(plan), (request.allowance, request.retention)
@@ -287,6 +296,25 @@ class Replanner:
                     self._plans.remember(program, planned)
         if is_timed:
             self._plans.publish_replan(program, self._plans[step.graphs])
+
+    def _answer_refusal(self, step: PlannedStep, request: PlanRequest, refusal: LmswapError, why: str) -> None:
+        """Activate the plan that takes the least, as none fits, unless that of ``step`` does; add a note."""
+        least, tried_bytes = refusal, 0
+        while isinstance(least, PlanInfeasible) and step.is_outgrown:
+            least_bytes = least.needed_bytes - step.allowance.fixed_bytes
+            if not tried_bytes < least_bytes <= step.tensor_peak_bytes - GROWTH_BYTES:
+                break
+            tried_bytes, allowance = least_bytes, step.allowance.of_step_bytes(least_bytes)
+            try:
+                met, plan = self._plans.search(replace(request, allowance=allowance, ahead_bytes=0))
+            except (PlanInfeasible, TierError) as error:  # offsets of its tensors may take more
+                least = error.with_traceback(None)
+                continue
+            why = f"{why}; no plan fits the budget, and this one takes the least"
+            if self._activate(step, met.answered(plan), why, limits=(step.allowance, met.retention)):
+                self._plans.keep_overdrawn(self._plans[step.graphs])
+            return
+        self._keep_plan(step, why, refusal)
 
     def _follow_other_rank(self, step: PlannedStep) -> bool:
         """Activate the plan that another rank of this machine has made of its measurements; whether there is one."""

@@ -105,9 +105,11 @@ def test_growth_without_room_replans_each_time_until_no_plan_fits(unplanned):
     assert [note.split(":")[0] for note in notes] == [
         "replanned after step 5",
         "replanned after step 6",
-        "the plan stays as it was after step 7",
+        "replanned after step 7",
         "the plan stays as it was after step 8",
     ]
+    assert "no plan fits the budget, and this one takes the least" in notes[2]
+    assert reports[7].predicted_peak_bytes < reports[6].predicted_peak_bytes + 40 * MIB  # with room for what came
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of the steps that show it

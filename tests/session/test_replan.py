@@ -133,15 +133,23 @@ def test_only_an_activated_plan_lowers_retention(monkeypatch):
     assert model.retention.assumed > Retention.UNTIL_BACKWARD
     assert "10.00 MiB more are held between steps" in model.notes[-1]
     assert model.step.tensor_peak_bytes <= model.step.allowance.step_bytes
-    lowered = model.retention.assumed
     model.budget.held = Held(2**35)
-    assert not model.run()
-    assert model.retention.assumed is lowered
-    assert model.step.is_overdrawn and "the plan stays as it was after step 7: " in model.notes[-1]
+    assert model.run()
+    assert model.retention.assumed is Retention.NO_OVERLAP
+    assert model.step.is_overdrawn and "this one takes the least" in model.notes[-1]
     model.searched.clear()
     model.budget.held = Held(2**36)
     assert not model.run()  # known to be in vain
     assert model.searched == [] and model.notes[-1].endswith("and no plan takes less")
+
+
+def test_a_refused_search_leaves_plan_and_retention(monkeypatch):
+    model = Model(monkeypatch, policy="none")
+    monkeypatch.setattr(Retention, "num_held", Retention.UNTIL_STEP_END.num_held)  # with any the plan takes the same
+    model.budget.held = Held(2**35)
+    assert not model.run()
+    assert model.retention.assumed is Retention.UNTIL_STEP_END
+    assert model.step.is_overdrawn and "the plan stays as it was after step 7: " in model.notes[-1]
 
 
 def test_several_triggers_at_one_boundary_are_one_search_and_one_note(monkeypatch):
@@ -233,3 +241,35 @@ def test_the_tier_stays_large_enough_for_all_plans(monkeypatch):
     model.plans.store(replace(step, graphs=(4,), plan=swapping))
     assert swapping.tier_bytes["host"] > step.plan.tier_bytes.get("host", 0)
     assert model.plans.tier_bytes("host") == swapping.tier_bytes["host"]
+
+
+def test_growth_that_no_plan_fits_is_answered_by_the_least_plan(monkeypatch):
+    model = Model(monkeypatch)
+    before = model.step
+    model.budget.held = Held(20 * MIB + 2**30)
+    assert model.run()
+    least = model.step
+    assert least.tensor_peak_bytes < before.tensor_peak_bytes
+    assert least.is_overdrawn
+    assert model.notes[-1].startswith("replanned after step 7: 1.00 GiB more are held between steps")
+    assert model.notes[-1].endswith("no plan fits the budget, and this one takes the least")
+    model.budget.held = Held(20 * MIB + 2**31)
+    assert not model.run()
+    assert model.notes[-1].endswith("and no plan takes less")
+
+
+def test_absent_gradients_hide_no_growth_where_gradients_add_up(monkeypatch):
+    model = Model(monkeypatch, spare_bytes=2**30)
+    accumulated = model.step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
+    gradient_bytes = accumulated.gradient_bytes
+    allowance = model.step.allowance.with_held(gradient_bytes)
+    joined = replace(model.step.joined, program=accumulated)
+    model.plans.store(replace(model.step, joined=joined, allowance=allowance))
+    for absent_bytes in (gradient_bytes, 0, gradient_bytes):  # at the first of some batches, between, and again
+        model.budget.absent_gradient_bytes = lambda _, absent_bytes=absent_bytes: absent_bytes
+        model.budget.held = Held(20 * MIB + gradient_bytes - absent_bytes)
+        model.run()
+        assert model.step.allowance.tensor_bytes == allowance.tensor_bytes
+    model.budget.held = Held(20 * MIB + 36 * MIB)
+    model.run()
+    assert model.step.allowance.tensor_bytes == allowance.tensor_bytes + 36 * MIB
