@@ -80,6 +80,9 @@ class DeviceMemory(Protocol):
     def reusable_bytes(self) -> int:
         """The part of `used_bytes` that no tensor holds and that later tensors will reuse."""
 
+    def other_bytes(self) -> int:
+        """The part of `used_bytes` beside tensors and memory that they reuse: code, traces. 0 on CUDA: it has none."""
+
     def trim(self) -> None:
         """Releases memory cached for reuse; allocating it again costs the next step about half its time."""
 
@@ -201,6 +204,9 @@ class CudaMemory:
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._now("reserved_bytes") - self._now("allocated_bytes")
 
+    def other_bytes(self) -> int:  # noqa: D102
+        return 0
+
     def trim(self) -> None:  # noqa: D102
         self._cuda.empty_cache()
 
@@ -290,6 +296,9 @@ class CpuMemory:
 
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_reusable_bytes()
+
+    def other_bytes(self) -> int:  # noqa: D102
+        return self.used_bytes() - self.used_tensor_bytes() - self.reusable_bytes()
 
     def trim(self) -> None:  # noqa: D102
         self._heap.heap_trim()

@@ -123,7 +123,7 @@ class Session:
             pinned=pinned,
             node=opened.node,
         )
-        self.traces = Traces(self.graphs, self.plans, self.recorder, self.memory)
+        self.traces = Traces(self.graphs, self.plans, self.recorder, self.memory, self.budget)
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._replanner = Replanner(
             options,

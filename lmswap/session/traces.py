@@ -6,8 +6,11 @@ CPU all of that counts against the budget.
 
 from __future__ import annotations
 
+import math
+
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.runtime.recorder import Recorder
+from lmswap.session.budget import BudgetTracker
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs
 from lmswap.session.plan_store import StepPlans
 
@@ -15,14 +18,19 @@ from lmswap.session.plan_store import StepPlans
 UNUSED_STEPS = 512
 _LOOK_EVERY = 64  # steps
 _RECENT_STEPS = 2  # their traces stay, even if memory is short
+# Of a budget, that traces may take. Those of 4 layers of a transformer took 5 to 12 MiB each.
+MOST_SHARE = 0.25
 
 
 class Traces:
     """The traces of one model."""
 
-    def __init__(self, graphs: Graphs, plans: StepPlans, recorder: Recorder, memory: DeviceMemory) -> None:
+    def __init__(
+        self, graphs: Graphs, plans: StepPlans, recorder: Recorder, memory: DeviceMemory, budget: BudgetTracker
+    ) -> None:
         """``graphs`` are the model's; `Evicted` replaces evicted ones there."""
         self._graphs, self._plans, self._recorder, self._memory = graphs, plans, recorder, memory
+        self._budget = budget
         self._found_bytes: int | None = None  # held before the traces that were made since the last step began
         self._next_look = _LOOK_EVERY
         self.nbytes = 0  # that traces hold, as measured
@@ -36,14 +44,15 @@ class Traces:
     def begin(self) -> None:
         """Prepare to measure a trace that is about to be made."""
         if self._found_bytes is None:
-            self._found_bytes = self._other_bytes()
+            self._found_bytes = self._memory.other_bytes()
 
     def look(self) -> None:
-        """Measure, between two steps, what new traces hold, and evict those that have not been used for long."""
+        """Measure, between two steps, what new traces hold; evict those not used for long, or beyond `MOST_SHARE`."""
         if self._found_bytes is not None:
             self._memory.collect()
-            self.nbytes += max(0, self._other_bytes() - self._found_bytes)
+            self.nbytes += max(0, self._memory.other_bytes() - self._found_bytes)
             self._found_bytes = None
+            self._evict_excess()
         if self._recorder.num_steps >= self._next_look:
             self._next_look = self._recorder.num_steps + _LOOK_EVERY
             self._evict(self._unused_for(UNUSED_STEPS))
@@ -52,6 +61,13 @@ class Traces:
         """Evict the half of the traces that has not been used for longest, as memory is short; whether any was."""
         unused = self._unused_for(_RECENT_STEPS) if self.nbytes else []  # on a GPU traces hold no device memory
         return self._evict(unused[: (len(unused) + 1) // 2])
+
+    def _evict_excess(self) -> None:
+        """Evict the traces that have not been used for longest while all of them hold too much of the budget."""
+        excess_bytes = self.nbytes - MOST_SHARE * self._budget.nbytes
+        if excess_bytes > 0:
+            num_excess = math.ceil(excess_bytes * self.num_kept / self.nbytes)  # of their mean size
+            self._evict(self._unused_for(_RECENT_STEPS)[:num_excess])
 
     def _kept(self) -> list[CapturedGraph]:
         captured = [graph for graph in self._graphs if isinstance(graph, CapturedGraph)]
@@ -68,7 +84,7 @@ class Traces:
         return [graph.index for graph in sorted(unused, key=lambda graph: graph.last_step)]
 
     def _evict(self, unused: list[int]) -> bool:
-        found_bytes, num_evicted = self._other_bytes(), 0
+        found_bytes, num_evicted = self._memory.other_bytes(), 0
         gone: set[int] = set()
         for index in unused:
             gone |= self._evict_one(index)
@@ -78,7 +94,7 @@ class Traces:
         self.num_evicted += num_evicted
         self._plans.drop(lambda graphs: not gone.isdisjoint(graphs))
         self._memory.collect()
-        freed_bytes = max(0, found_bytes - self._other_bytes())
+        freed_bytes = max(0, found_bytes - self._memory.other_bytes())
         self.nbytes = max(0, self.nbytes - freed_bytes)
         if self._found_bytes is not None:  # a trace is being made, and will be measured
             self._found_bytes -= freed_bytes
@@ -94,8 +110,3 @@ class Traces:
             each.release()
             self._graphs[each.index] = Evicted(each.index)
         return {each.index for each in gone}
-
-    def _other_bytes(self) -> int:
-        """Return what the process holds beside tensors; 0 on a GPU, whose memory holds no traces."""
-        memory = self._memory
-        return memory.used_bytes() - memory.used_tensor_bytes() - memory.reusable_bytes()

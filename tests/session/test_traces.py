@@ -123,7 +123,23 @@ def test_planning_is_retried_without_least_recently_used_traces(monkeypatch):
         return make(plans, graphs, *others)
 
     monkeypatch.setattr(StepPlans, "make", refuse_once)
+    session.traces.nbytes = 2**20  # see above
     assert_same(plain, model, [9])
     assert refused == [(3,)]
     assert evicted(session) == [0]
+    lmswap.disable(model)
+
+
+def test_traces_take_no_more_than_their_share_of_the_budget(monkeypatch):
+    plain, model, session = models()
+    monkeypatch.setattr(session.memory, "other_bytes", lambda: session.traces.num_kept * 2**28)  # 256 MiB each
+    for length in range(6, 10):
+        assert_same(plain, model, [length, length, length])
+        most_bytes = traces.MOST_SHARE * session.budget.nbytes
+        assert session.traces.nbytes == session.traces.num_kept * 2**28 <= most_bytes + 2**28  # the newest comes on top
+    assert evicted(session) == [0, 1]
+    assert_same(plain, model, [9, 8, 6, 6, 6])
+    assert evicted(session) == [0, 1, 3]
+    text = " ".join(str(lmswap.report(model)).split())
+    assert "512.00 MiB came with 2 traces; 3 used least recently were evicted" in text
     lmswap.disable(model)
