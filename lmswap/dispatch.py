@@ -173,8 +173,7 @@ class ModelCall:
     def _call_captured(self, compiled: CompiledCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graphs; hooks serve what is saved outside of them, which decides the path of the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
-        num_graphs = len(session.graphs)
-        is_first = num_graphs == 0
+        num_captured, is_first = session.num_captured, not session.graphs
         outside = LateStep(
             lambda: self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
         )
@@ -206,7 +205,7 @@ class ModelCall:
         if compiled.is_compiling_calls and session.graphs:
             session.flag_is_compiling(describe_is_compiling_calls(compiled.is_compiling_calls))
             compiled.is_compiling_calls.clear()
-        if len(session.graphs) > num_graphs:
+        if session.num_captured > num_captured:
             clear_fake_cache()
             warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
             if warning is not None:
@@ -235,12 +234,18 @@ class ModelCall:
 
     def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model in eager mode: it saves nothing to swap, and the number of traces is limited."""
+        if getattr(self._inside, "runs_without_gradients", False):  # the model calls itself
+            return self._plain(*args, **kwargs)
         session = self._session
         session.prepare(None)
         session.engine.release_cached()
         self._own.end_call()
-        with session.recorder.segment((UNPLANNED, "inference"), tuple):
-            return self._plain(*args, **kwargs)
+        try:
+            self._inside.runs_without_gradients = True  # a call with gradients inside of it is managed
+            with session.recorder.segment((UNPLANNED, "inference"), tuple):
+                return self._plain(*args, **kwargs)
+        finally:
+            self._inside.runs_without_gradients = False
 
     def _call_unmanaged(self, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model in eager mode ``where`` neither graphs nor hooks can serve it, and warn once."""

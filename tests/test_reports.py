@@ -12,6 +12,7 @@ import lmswap
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import device_memory
 from lmswap.ir.timeline import Lane
+from lmswap.session.session import UNPLANNED
 from tests.both_paths import PATHS, Break, EagerInside, Net, batch, swapping
 from tests.models import quick_of
 from tests.training import session_of
@@ -192,6 +193,25 @@ def test_before_training_the_report_is_of_the_last_call():
     report = lmswap.report(model)
     assert (report.step, report.trains) == (2, False)
     assert "step 2, which had no backward, as none so far" in " ".join(str(report).split())
+    lmswap.disable(model)
+
+
+class Recursive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, depth=2):
+        return self.layer(x) if depth == 0 else self(self(x, 0), depth - 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_call_without_gradients_is_one_run_if_the_model_calls_itself(path):
+    model = swapping(Recursive(), path)
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    recorder = session_of(model).recorder
+    assert (recorder.num_steps, recorder.pending_sequence) == (0, ((UNPLANNED, "inference"),))
     lmswap.disable(model)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -289,6 +290,18 @@ def test_a_model_retraced_for_each_shape_is_warned_of_once():
         train(40, 48, 56)
     assert len(caught) == 1
     assert caught[0].filename == __file__
+    lmswap.disable(model)
+
+
+def test_further_runs_of_one_graph_do_not_count_as_traces():
+    torch.compiler.reset()
+    model = swapping(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), "fx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ManyTraces)
+        for num_runs in range(1, 8):
+            for _ in range(2):
+                sum(model(torch.randn(8, 64)).square().mean() for _ in range(num_runs)).backward()
+    assert len(session_of(model).graphs) > 5
     lmswap.disable(model)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from lmswap.capture.recompiles import MAX_GRAPHS
-from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.errors import LmswapError, OptionError
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep
@@ -26,7 +26,7 @@ class HookedSteps:
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
-        self._infeasible: dict[Hashable, PlanInfeasible] = {}
+        self._refused: dict[Hashable, LmswapError] = {}  # by kind of step: why there is no plan
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
 
     def known(self) -> Sequence[PlannedEvents]:
@@ -75,8 +75,8 @@ class HookedSteps:
                 f"policy '{policy}' recomputes tensors, which needs graphs, and {self._session.name} is served by "
                 "saved-tensor hooks; use policy='auto' or 'swap'"
             )
-        if kind in self._infeasible:
-            raise self._infeasible[kind].with_traceback(None)
+        if kind in self._refused:
+            raise self._refused[kind].with_traceback(None)
         return self._last_of_kind.get(kind)
 
     def _plan(self, step: EagerStep) -> None:
@@ -88,8 +88,8 @@ class HookedSteps:
         if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):
             try:
                 sequence = self._session.plan_recorded(recorded)
-            except PlanInfeasible as error:
-                self._infeasible[step.kind] = error
+            except LmswapError as error:
+                self._refused[step.kind] = error
                 return
             self._sequences.append(sequence)
             self._note_planned(sequence)

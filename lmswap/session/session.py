@@ -109,6 +109,7 @@ class Session:
         self._budget_monitor = BudgetMonitor(name, COUNTED[device.type])
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
+        self.num_captured = 0  # of these, by Dynamo; others are further runs of one graph, or recorded by hooks
         planner = Planner(options, engine=self.engine, memory=self.memory)
         self.losses = planner.losses
         self.plans = StepPlans(
@@ -158,7 +159,7 @@ class Session:
                     refuse_numpy(module)
                 graph.capture(module, inputs)
         except BaseException as error:
-            self.graphs.remove(graph)
+            self._discard(graph)
             if not self.runs_uncaptured or not _is_of_capture(error):
                 raise
             # torch appends a page of traceback, which is for the log.
@@ -170,6 +171,7 @@ class Session:
             _log.debug("%s", "".join(traceback.format_exception(error)))
             # Dynamo then runs the user's own code; its graph may be no substitute for that.
             raise SkipFrame(note) from error
+        self.num_captured += 1
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         own = self.recorder.own
@@ -193,17 +195,24 @@ class Session:
 
         Raises:
             PlanInfeasible: no plan fits the budget.
+            PlanMismatch: the plan file does not have the step, or its plan does not fit.
+            TierError: no plan fits the tier, or the tier has no room.
         """
         sequence = SavedSequence(self, len(self.graphs), recorded)
         self.graphs.append(sequence)
         self.budget.has_trained = True
         try:
             self._plan((sequence.index,))
-        except (PlanInfeasible, TierError):
-            self.graphs.remove(sequence)
+        except BaseException:
+            self._discard(sequence)
             raise
         self._compile((sequence.index,))
         return sequence
+
+    def _discard(self, graph: CapturedGraph | SavedSequence) -> None:
+        """Remove a graph that failed, and its plan: the next graph gets its number."""
+        self.graphs.remove(graph)
+        self.plans.drop(lambda graphs: graph.index in graphs)
 
     def leave_arena(self) -> None:
         """Free the arena: a model that hooks serve runs its own code, which allocates elsewhere.

@@ -8,6 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.dispatch import ModelCall
+from lmswap.errors import PlanMismatch, TierError
 from lmswap.saved_tensors.recording import Recording
 from lmswap.session.session import Session
 from tests.training import session_of
@@ -131,4 +132,20 @@ def test_policy_swap_all_swaps_all_of_steps_without_a_plan():
         used_bytes.append(lmswap.report(model).tier_used_bytes)
     assert used_bytes[0] > 0
     assert used_bytes[1] - used_bytes[0] >= used_bytes[0] <= used_bytes[2] - used_bytes[1]
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("error", [TierError("the tier is full"), PlanMismatch("no step like this one")])
+def test_a_step_whose_plan_is_refused_is_refused_by_every_later_call(error, monkeypatch):
+    model = enabled()
+    train(model, ORDERS[:1])
+
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(Session, "_plan", refuse)
+    for _ in range(2):
+        with pytest.raises(type(error), match=str(error)):
+            train(model, ORDERS[:1])
+    assert not session_of(model).graphs
     lmswap.disable(model)

@@ -10,8 +10,8 @@ from torch import nn
 
 import lmswap
 from lmswap.api import _sessions
-from lmswap.errors import PlanInfeasible
-from lmswap.session import traces
+from lmswap.errors import CaptureError, PlanInfeasible
+from lmswap.session import compiled_graph, traces
 from lmswap.session.compiled_graph import Evicted
 from lmswap.session.plan_store import StepPlans
 
@@ -142,4 +142,17 @@ def test_traces_take_no_more_than_their_share_of_the_budget(monkeypatch):
     assert evicted(session) == [0, 1, 3]
     text = " ".join(str(lmswap.report(model)).split())
     assert "512.00 MiB came with 2 traces; 3 used least recently were evicted" in text
+    lmswap.disable(model)
+
+
+def test_a_graph_that_fails_after_planning_leaves_no_plan(monkeypatch):
+    plain, model, session = models()
+
+    def fail(*_, **__):
+        raise CaptureError("this graph cannot be rewritten")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_graph, "insert_swaps", fail)
+        assert_same(plain, model, [6])  # hooks serve it
+    assert (session.graphs, session.plans.newest()) == ([], None)
     lmswap.disable(model)
