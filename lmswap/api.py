@@ -376,6 +376,6 @@ def _planned(model: nn.Module) -> PlannedStep:
     if step is None:
         raise OptionError(
             "nothing is planned yet: the first call of the model captures and plans its step; one that is served by "
-            "saved-tensor hooks is planned by the second call"
+            "saved-tensor hooks is planned by the second call, if it saved tensors of at least min_swap_bytes"
         )
     return step

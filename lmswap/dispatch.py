@@ -32,6 +32,7 @@ from lmswap.capture.recompiles import (
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError
 from lmswap.frames import shortened
+from lmswap.ir.bytesize import format_bytes
 from lmswap.progress import reported
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks, disabled_by
@@ -289,6 +290,12 @@ class ModelCall:
             with self._hooks.on(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
+        if not step.num_storages:
+            step.recording, step.awaits_any_unpack = None, True
+            self._session.note_once(
+                f"a step saved no tensor of at least {format_bytes(self.min_swap_bytes)} (min_swap_bytes): nothing of "
+                "it can be swapped"
+            )
         self._session.warn_budget_exceeded()
         if others and sequence:
             self._session.note_once(

@@ -196,6 +196,19 @@ def test_before_training_the_report_is_of_the_last_call():
     lmswap.disable(model)
 
 
+def test_steps_under_hooks_that_save_only_small_tensors_are_counted_and_the_reason_given():
+    model = lmswap.enable(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), compiler="eager")
+    for num_steps in range(1, 4):
+        model(torch.randn(2, 4)).square().mean().backward()
+        report = lmswap.report(model)
+        assert (report.steps, report.trains) == (num_steps, True)
+    text = " ".join(str(report).split())
+    assert "after 3 steps" in text
+    assert "Nothing was swapped in step 3: it fits the budget" in text
+    assert text.count("saved no tensor of at least 1.00 MiB (min_swap_bytes): nothing of it can be swapped") == 1
+    lmswap.disable(model)
+
+
 class Recursive(nn.Module):
     def __init__(self):
         super().__init__()

@@ -20,7 +20,9 @@ _NOT_YET = "not yet measured"
 
 def summarize(step: StepFigures) -> Group:
     """Return the report's parts: state of the step, figures, budget, and notes."""
-    steps = f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the first step"
+    steps = (
+        f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the end of the first step"
+    )
     gain = _gain(step)
     parts: list[RenderableType] = [
         Text(f"lmswap report: {step.model} on {step.device}, {steps}", style="bold"),
@@ -114,7 +116,7 @@ def _unplanned_state(step: StepFigures) -> str:
             f"it fits the budget of {format_bytes(step.budget_bytes)} as it is" if fits else "it has no plan of its own"
         )
         return f"Nothing was swapped in step {step.step}: {why}."
-    return "Swapping: not decided yet; the first step is captured and planned when it runs."
+    return "Swapping: not decided yet; no step has ended."
 
 
 def _measured_step(step: StepFigures) -> str:

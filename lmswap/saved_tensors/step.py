@@ -104,6 +104,7 @@ class EagerStep:
         self._storages = Alive[SavedStorage]()  # by number
         self._numbers: dict[int, int] = {}  # by the storage's identity
         self.num_storages = 0  # saved and swappable
+        self.awaits_any_unpack = False  # the unpack of a tensor that is not swappable begins the backward
         self._pending: dict[int, _PendingSwapOut] = {}  # by number, while other owners prevent the swap-out
         self._num_events = 0  # since all of these were retried
         self._kept = set[int]()  # numbers of storages kept resident without a plan
@@ -185,6 +186,10 @@ class EagerStep:
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
         """Unpack hook: autograd needs a saved tensor."""
         if not isinstance(saved, SwappableTensor):
+            if self.awaits_any_unpack and current_node() is not None:
+                self.awaits_any_unpack = False
+                queue_callback(self._end_backward)
+                self._host.backward_begins(self)
             return saved.restore()
         saved.check()
         storage = saved.storage

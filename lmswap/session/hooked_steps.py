@@ -57,7 +57,7 @@ class HookedSteps:
         elif step.planned is not None:
             graph = step.planned.graph
             self._last_of_kind[step.kind] = next(known for known in self._sequences if known.index == graph)
-        elif not step.runs_backward and self._recurs(hash(step.order)):
+        elif step.num_storages and not step.runs_backward and self._recurs(hash(step.order)):
             self._num_to_record = _RECORDED_STEPS
 
     def plan_for(self, kind: Hashable) -> SavedSequence | None:
@@ -66,6 +66,8 @@ class HookedSteps:
         Raises:
             OptionError: the policy needs graphs.
             PlanInfeasible: no plan of a step of this kind fits the budget.
+            PlanMismatch: the plan file does not have the step, or its plan does not fit.
+            TierError: no plan fits the tier, or the tier has no room.
         """
         while self._finished:
             self._plan(self._finished.pop(0))

@@ -123,7 +123,7 @@ def test_before_the_first_step_nothing_is_measured_which_the_text_states():
     made = planned_report()
     fields = ("measured_peak_bytes", "measured_seconds", "swapped_out_bytes", "swapped_in_bytes", "stall_seconds")
     assert [getattr(made, field) for field in fields] == [None] * 5
-    assert "before the first step" in said(made)
+    assert "before the end of the first step" in said(made)
     assert str(made).count("not yet measured") == 6
     assert "Swapping is planned, not yet run: policy 'swap_all' swaps 3.00 MiB (1 of 6 buffers)" in said(made)
 
