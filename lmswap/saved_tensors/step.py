@@ -153,6 +153,7 @@ class EagerStep:
 
     def end_forward(self) -> None:
         """Note that the model's forward returns."""
+        self._find_resident = frozenset  # the caller's holds the inputs, and the step may be kept until the next call
         if self._needs is None:
             self._needs = []
         position = len(self._saves) + 1
