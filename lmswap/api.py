@@ -7,6 +7,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never, TypeVar
@@ -25,11 +26,12 @@ from lmswap.log_output import set_up_logging
 from lmswap.module_checks import check_apart, check_module, one_device, parameters_of
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
+from lmswap.runtime.ops import find_engine
 from lmswap.session.diagnostics import warn
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
-from lmswap.torch_compat.dynamo import OptimizedModule, original_backend
+from lmswap.torch_compat.dynamo import OptimizedModule, backend_of, isolate_traces, running_backend
 from lmswap.torch_compat.modules import compiled_call, set_compiled_call
 from lmswap.torch_compat.versions import take_untested_notice
 from lmswap.verify.summary import Verified
@@ -40,7 +42,7 @@ set_up_logging()
 initialize_mkl()  # the package does so itself only if torch was imported before it
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
-_compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # by the options of torch.compile(backend="lmswap")
+_compiled: weakref.WeakKeyDictionary[object, Session] = weakref.WeakKeyDictionary()  # by `running_backend`
 _verified: list[Verified] = []  # of all sessions of the process
 
 
@@ -158,7 +160,7 @@ def enable(
     set_compiled_call(model, ModelCall(model, session, instead_of=given))
     _sessions[model] = session
     UNCALLED.add(model, session.name)
-    weakref.finalize(model, session.close)
+    session.close_with(model)
     return model
 
 
@@ -177,7 +179,6 @@ def disable(model: nn.Module) -> None:
         if isinstance(call := compiled_call(model), ModelCall):
             set_compiled_call(model, call.instead_of)
     UNCALLED.discard(model)
-    _compiled[:] = [known for known in _compiled if known[1] is not session]
     session.close()
 
 
@@ -283,7 +284,7 @@ def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
 
 def sessions() -> tuple[Session, ...]:
     """Return the sessions of all models that are enabled now, for the profiler."""
-    return (*_sessions.values(), *(session for _, session in _compiled))
+    return (*_sessions.values(), *(session for session in _compiled.values() if session.is_open))
 
 
 def verified() -> tuple[Verified, ...]:
@@ -306,15 +307,25 @@ def compile_backend(
     Returns:
         The function that runs instead of the graph.
     """
-    # Torch passes the same mapping for every graph of one torch.compile call.
-    session = next((session for known, session in _compiled if known is options), None)
+    backend = running_backend()
+    if backend is None:
+        raise OptionError('the backend of lmswap is called by torch.compile(model, backend="lmswap") only')
+    session = _compiled.get(backend)
     if session is None:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         parsed = Options.from_mapping(options or {})
         parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
         session = _make_session("compiled model", parsed, one_device(tensors), parameters)
-        _compiled.append((options, session))
-    return specialize(module, session) if has_dynamic_sizes(module) else session(module, inputs)
+        isolate_traces(backend)
+        session.evict_with(backend)
+        _compiled[backend] = session
+    if not session.is_open:
+        return partial(_refuse_closed, session.engine.number)  # holds no session, as nothing evicts its trace
+    return specialize(module, weakref.proxy(session)) if has_dynamic_sizes(module) else session(module, inputs)
+
+
+def _refuse_closed(engine: int, *_: object) -> None:
+    find_engine(engine)
 
 
 def _make_session(name: str, options: Options, device: torch.device, parameters: Sequence[nn.Parameter]) -> Session:
@@ -365,9 +376,9 @@ def _session(model: nn.Module) -> Session:
 def _find_session(model: nn.Module) -> Session | None:
     if not isinstance(model, OptimizedModule):
         return _sessions.get(model)
-    backend = original_backend(model)
-    given = getattr(backend, "kwargs", {}).get("options")
-    return next((session for known, session in _compiled if known is given), None)
+    backend = backend_of(model)
+    session = _compiled.get(backend) if backend is not None else None
+    return session if session is not None and session.is_open else None
 
 
 def _planned(model: nn.Module) -> PlannedStep:

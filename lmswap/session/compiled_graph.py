@@ -138,7 +138,8 @@ class CapturedGraph:
 
         Dynamo holds this object longer than its entry: at a graph break, by the code that it generated for the rest.
         """
-        del self._compiled, self.function
+        del self._compiled, self.function, self.session
+        self.handover = OutputLiveness()
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled

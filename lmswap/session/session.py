@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
@@ -39,6 +39,7 @@ from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.planner.cache import CachedPlan
 from lmswap.progress import reported, stage
+from lmswap.runtime import _C
 from lmswap.runtime.arena import Arena
 from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.partial_backward import ActiveBackwards, PartialResults, Results
@@ -106,6 +107,8 @@ class Session:
             self.recorder = self.engine.recorder
             self.budget = BudgetTracker(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
             undoing.pop_all()
+        # Where what holds it is garbage before `close`: a compiled module that was deleted, and its last backward.
+        weakref.finalize(self, _free, native, self.memory).atexit = False
         self._budget_monitor = BudgetMonitor(name, COUNTED[device.type])
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
@@ -142,6 +145,7 @@ class Session:
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned; hooks serve what it saves
         self._backwards = ActiveBackwards(name)
+        self._owner: weakref.finalize[..., Any] | None = None
         Session._open.add(self)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -175,13 +179,14 @@ class Session:
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         own = self.recorder.own
+        session: Any = weakref.proxy(self)  # Dynamo may hold `run` for longer, see `CapturedGraph.release`
 
         def run(*arguments: Any) -> Any:
             own.begin_call()
-            self.check_caller()
+            session.check_caller()
             with without_hooks():
-                self.prepare(graph)
-                graph.last_step = self.recorder.num_steps
+                session.prepare(graph)
+                graph.last_step = session.recorder.num_steps
                 with stage("running"):
                     outputs = graph.graph_for_this_run().function(*arguments)
             own.seconds += perf_counter()
@@ -374,11 +379,27 @@ class Session:
     def _describe(self, number: int) -> tuple[str, str]:
         return self.plans.describe(number, {graph for graph, _ in self.recorder.current_sequence})
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called yet."""
+        return self in Session._open
+
+    def close_with(self, model: nn.Module) -> None:
+        """Close once ``model`` is garbage."""
+        self._owner = weakref.finalize(model, self.close)
+
+    def evict_with(self, backend: object) -> None:
+        """Evict all traces once ``backend`` is garbage; pending backwards can still run."""
+        self._owner = weakref.finalize(backend, self.traces.evict_all)
+
     def close(self) -> None:
-        """Free host memory, files and threads; a forked child leaves them to its parent. Idempotent."""
+        """Free traces, host memory, files and threads, which a forked child leaves to its parent. Idempotent."""
         Session._open.discard(self)
+        if self._owner is not None:
+            self._owner.detach()
         self.engine.close()
         self.memory.close()
+        self.traces.evict_all()
 
     def _plan_in_order(self, ran: RunOrder | None) -> bool:
         """Plan graphs that ran in one step together, in the order in which they ran; whether they have a new plan."""
@@ -462,6 +483,11 @@ class Session:
             self.memory.collect()
         else:
             self.memory.compact()
+
+
+def _free(native: _C.Engine, memory: DeviceMemory) -> None:
+    native.close()
+    memory.close()
 
 
 def _is_of_capture(error: BaseException) -> bool:

@@ -69,6 +69,15 @@ class Traces:
             num_excess = math.ceil(excess_bytes * self.num_kept / self.nbytes)  # of their mean size
             self._evict(self._unused_for(_RECENT_STEPS)[:num_excess])
 
+    def evict_all(self) -> None:
+        """Evict all traces and plans: the model's calls do not run them any more; pending backwards keep theirs."""
+        for graph in self._kept():
+            graph.entry.evict()
+            for each in (graph, *graph.again):
+                each.release()
+        self._graphs[:] = map(Evicted, range(len(self._graphs)))
+        self._plans.drop(lambda _: True)
+
     def _kept(self) -> list[CapturedGraph]:
         captured = [graph for graph in self._graphs if isinstance(graph, CapturedGraph)]
         clones = {clone.index for graph in captured for clone in graph.again}

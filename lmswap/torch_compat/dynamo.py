@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -21,6 +24,7 @@ from torch._dynamo.exc import (
     TorchDynamoException,
 )
 from torch._dynamo.external_utils import is_compiling, wrap_inline
+from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
@@ -151,14 +155,18 @@ def compile_call(
 
     Args:
         call: runs a model.
-        backend: returns what runs in place of a graph.
+        backend: returns what runs in place of a graph; held by its caller, as torch keeps all backends of the process
+            (torch 2.13; no upstream issue known).
         around: returns the context of each trace; calls that trace nothing do not enter it.
         recompile_limit: of this call alone in torch 2.13 (pytorch#178351); without that change, torch counts the traces
             of all models of a class.
     """
+    reference = weakref.ref(backend)
 
     def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return backend(module, inputs)  # a function of its own: torch copies its attributes
+        alive = reference()
+        assert alive is not None
+        return alive(module, inputs)  # a function of its own: torch copies its attributes
 
     known = inspect.signature(torch.compile).parameters
     wanted = {"isolate_recompiles": True, "recompile_limit": recompile_limit}
@@ -201,9 +209,35 @@ def is_compiled_autograd_enabled() -> bool:
     return bool(torch._dynamo.compiled_autograd.in_compiled_autograd_region or config.compiled_autograd)
 
 
-def original_backend(model: OptimizedModule) -> Any:
-    """Return the backend that ``model`` was compiled with, as torch.compile passed it to Dynamo."""
-    backend: Any = model.dynamo_ctx.callback
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
+def running_backend() -> object | None:
+    """Return the backend object of the torch.compile call for which a graph is compiled now; None outside of one.
+
+    Each call of torch.compile has another one, held only by what the call returned. Torch does not pass it to the
+    function that is registered as the backend (torch 2.13; no upstream issue known).
+    """
+    frame = sys._getframe()
+    while frame.f_code is not WrapBackendDebug.__call__.__code__:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    backend: object = frame.f_locals["self"]
     return backend
+
+
+def backend_of(model: OptimizedModule) -> object | None:
+    """Return the object that `running_backend` returns for graphs of ``model``."""
+    backend: Any = model.dynamo_ctx.callback
+    while backend is not None and not isinstance(backend, WrapBackendDebug):
+        backend = getattr(backend, "_torchdynamo_orig_backend", None)
+    return backend
+
+
+def isolate_traces(backend: Any) -> None:
+    """Keep other torch.compile calls from running the traces of ``backend``, a result of `running_backend`.
+
+    Torch lets calls with equal backends and options share them (by design, pytorch#168373), unless the user passes
+    ``isolate_recompiles``, which torch 2.13 has.
+    """
+    call = backend._torchdynamo_orig_backend
+    if isinstance(call, torch._TorchCompileWrapper):  # not by `torch._dynamo.optimize`
+        call.compiler_fn = partial(call.compiler_fn)  # equal to itself only

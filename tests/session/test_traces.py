@@ -156,3 +156,25 @@ def test_a_graph_that_fails_after_planning_leaves_no_plan(monkeypatch):
         assert_same(plain, model, [6])  # hooks serve it
     assert (session.graphs, session.plans.newest()) == ([], None)
     lmswap.disable(model)
+
+
+@pytest.mark.parametrize(("compiler", "breaks"), [("fx", False), ("fx", True), ("eager", False)])
+def test_disable_frees_the_session_and_its_own_traces_only(compiler, breaks):
+    torch.compiler.reset()
+    model, other = Reader(breaks), Reader(breaks)
+    for each in (model, other):
+        lmswap.enable(each, "2GiB", policy="swap_all", min_swap_bytes=1, compiler=compiler)
+        for _ in range(3):
+            step(each, 6)
+    session, num_graphs = weakref.ref(_sessions[model]), len(_sessions[other].graphs)
+    held = [weakref.ref(graph) for graph in session().graphs]
+    lmswap.disable(model)
+    gc.collect()
+    assert session() is None
+    assert breaks or not any(reference() for reference in held)  # at a graph break Dynamo holds what is left of them
+    step(other, 6)
+    assert len(_sessions[other].graphs) == num_graphs
+    lmswap.disable(other)
+    model = weakref.ref(model)
+    gc.collect()
+    assert model() is None
