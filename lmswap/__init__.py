@@ -78,8 +78,9 @@ def _import(module: str) -> None:
     """
     drawn = random.getstate()
     reported = importlib.import_module("lmswap.progress").reported
+    collection_paused = importlib.import_module("lmswap.collection_pause").collection_paused
     try:
-        with reported("importing what torch.compile needs"):
+        with reported("importing what torch.compile needs"), collection_paused():
             importlib.import_module(module)
     except (ImportError, AttributeError) as error:
         if "torch" not in sys.modules:

@@ -18,6 +18,7 @@ from lmswap.capture.interrupts import chained, interrupt_in
 from lmswap.capture.numerics.checkpoint_regions import marked_checkpoints
 from lmswap.capture.numerics.is_compiling import detect_is_compiling_calls
 from lmswap.capture.numerics.no_decompositions import no_dynamo_decompositions
+from lmswap.collection_pause import collection_paused
 from lmswap.errors import LmswapError
 from lmswap.torch_compat import dynamo
 from lmswap.torch_compat.autograd import keeping_dispatch_keys
@@ -124,6 +125,7 @@ def _tracing(is_compiling_calls: list[str], *, takes_floats: bool) -> Iterator[N
     """
     with (
         _one_traces,
+        collection_paused(),
         tracing_settings(),
         floats_as_inputs() if takes_floats else nullcontext(),
         no_dynamo_decompositions(),

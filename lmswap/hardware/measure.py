@@ -23,7 +23,7 @@ from lmswap.hardware.local_ranks import LocalRanks, num_local_processes
 from lmswap.hardware.microbench import large_enough
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import MEASURED_BYTES, measure_link
-from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
+from lmswap.ir.machine import SCHEMA, Link, Machine, Rate, Tier, slowest, slowest_host
 from lmswap.progress import reported
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _LEAST_RUNS = 3
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
 _DEVICE_SHARE = 0.9
+# Of a machine that is not measured: one core, and a link of any tier.
+_ASSUMED_FLOPS, _ASSUMED_BYTES, _ASSUMED_OP_SECONDS, _ASSUMED_LINK_BYTES = 5e10, 1e10, 2e-6, 1e9
 
 
 def describe_machine(device: torch.device, tier: str, where: str | None = None, *, refresh: bool = False) -> Machine:
@@ -70,6 +72,26 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
             cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
     return replace(machine, tiers=(replace(measured, capacity_bytes=tier_capacity(device, tier, where)),))
+
+
+def assume_machine(device: torch.device, tier: str, where: str) -> Machine:
+    """Describes ``device`` and one tier, at the location ``where``, without a measurement.
+
+    From the cache if an earlier process has measured them, else with assumed rates.
+    """
+    info, room_bytes = describe_device(device), tier_capacity(device, tier, where)
+    if (machine := _remembered(_cache_file(device, tier, where))) is not None:
+        return replace(machine, tiers=(replace(machine.tier(tier), capacity_bytes=room_bytes),))
+    rate = Rate.constant(_ASSUMED_LINK_BYTES)
+    return Machine(
+        name=str(info),
+        device_bytes=info.total_bytes,
+        flops_per_second=_ASSUMED_FLOPS,
+        bytes_per_second=_ASSUMED_BYTES,
+        op_seconds=_ASSUMED_OP_SECONDS,
+        tiers=(Tier(tier, room_bytes, Link(rate, rate)),),
+        is_measured=False,
+    )
 
 
 def locate_tier(device: torch.device, tier: str, where: str | None = None, needed_bytes: int | None = None) -> str:

@@ -7,7 +7,8 @@ counts it, and tensor bytes are those of the recycling heap that serves torch's 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +53,9 @@ class DeviceMemory(Protocol):
 
     def used_tensor_bytes(self) -> int:
         """The part of `used_bytes` that tensors hold now."""
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Context in which the process may grow without counting against the budget; not on CUDA, where all counts."""
 
     def counted_from_bytes(self) -> int:
         """Smallest tensor that `used_tensor_bytes` counts: memory of smaller ones remains in use for later ones."""
@@ -177,6 +181,9 @@ class CudaMemory:
     def peak_tensor_bytes(self) -> int:  # noqa: D102
         return self._tensor_peak.value()
 
+    def uncounted(self) -> AbstractContextManager[None]:  # noqa: D102
+        return nullcontext()
+
     def counted_from_bytes(self) -> int:  # noqa: D102
         return 0
 
@@ -268,6 +275,16 @@ class CpuMemory:
 
     def used_tensor_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_stats().live_bytes
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:  # noqa: D102
+        self.trim()
+        before_bytes = resident_bytes()
+        try:
+            yield
+        finally:
+            self.trim()
+            self._base_bytes += max(0, resident_bytes() - before_bytes)
 
     def counted_from_bytes(self) -> int:  # noqa: D102
         return _HEAP_THRESHOLD_BYTES

@@ -182,6 +182,7 @@ class Machine:
     """A device and its tiers. ``flops_per_second`` and ``bytes_per_second`` are the roofline of its compute.
 
     ``host`` queues the work ahead of the device; None where the device is the host itself, or it was not measured.
+    Without ``is_measured`` the rates are assumed: no plan that moves tensors may be made by them.
     """
 
     name: str
@@ -191,6 +192,7 @@ class Machine:
     op_seconds: float  # fixed cost of launching one op
     tiers: tuple[Tier, ...]
     host: Host | None = None
+    is_measured: bool = True
 
     def __post_init__(self) -> None:
         least, most = _RATES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,15 +10,18 @@ import torch
 from lmswap.errors import OptionError
 from lmswap.hardware.device import default_tier
 from lmswap.hardware.local_ranks import LocalRanks, may_have_neighbours
-from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
+from lmswap.hardware.measure import assume_machine, describe_machine, describe_share, locate_tier
 from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.machine import Machine
+from lmswap.ir.machine import Machine, Tier
 from lmswap.options import Options
+from lmswap.planner import KEEP_WHAT_FITS
 from lmswap.runtime import _C
 from lmswap.runtime.tiers import open_tier
 from lmswap.session.plan_file import PinnedPlans
+from lmswap.torch_compat.autograd import disable_autocast
 from lmswap.torch_compat.caching_allocator import allocator_settings
+from lmswap.torch_compat.operators import eager_dispatch
 
 # What verify=True checks and does not check, by compiler.
 WHAT_VERIFY_DOES = {
@@ -30,19 +33,39 @@ WHAT_VERIFY_DOES = {
 }
 
 
+class KnownMachine:
+    """The machine as far as a model may use it, with assumed rates until a plan needs measured ones."""
+
+    def __init__(self, now: Machine, measure: Callable[[], Machine]) -> None:
+        """``now`` is what is known; ``measure`` returns it measured."""
+        self.now, self._measure = now, measure
+
+    def measured(self) -> Machine:
+        """Return the machine with measured rates; the first call may measure them."""
+        if not self.now.is_measured:
+            # Also in the middle of a trace, under the caller's autocast.
+            with eager_dispatch(), disable_autocast(), torch.no_grad():
+                self.now = self._measure()
+        return self.now
+
+
 @dataclass(frozen=True)
 class Opened:
-    """A model's tier, its location, the machine as far as the model may use it, and its engine."""
+    """A model's tier, its location, the machine, and its engine."""
 
     tier: str
     where: str
-    machine: Machine
+    machine: KnownMachine
     native: _C.Engine
     node: LocalRanks | None  # whose ranks measure and plan together
 
 
 def open_device(device: torch.device, options: Options, pinned: PinnedPlans | None) -> Opened:
-    """Measure what ``options`` request on ``device``, and open the engine that moves its bytes.
+    """Open the engine that moves the bytes of ``device`` as ``options`` request.
+
+    What a plan needs to know of the machine is measured here only if every plan needs it: a GPU's launch overhead is
+    part of each prediction, ranks measure together, and an emulated link must be slower than the real one. Else a step
+    that fits as it is needs nothing.
 
     Raises:
         OptionError: ``device`` has no such tier, or nothing of it is left to use.
@@ -53,11 +76,16 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
     tier = resolve_tier(options.tier, device)
     where = locate(tier, device, options)
     node = LocalRanks.here() if options.together else None
-    measured = describe_machine(device, tier, where) if node is None else describe_share(device, tier, where, node)
-    machine = as_requested(measured, tier, options)
+    is_needed = device.type == "cuda" or options.link is not None or options.policy not in KEEP_WHAT_FITS
+    if node is not None:
+        found = describe_share(device, tier, where, node)
+    else:
+        found = (describe_machine if is_needed else assume_machine)(device, tier, where)
+    machine = as_requested(found, tier, options)
     if pinned is not None:
         pinned.check_device(machine)
-    return Opened(tier, where, machine, open_engine(device, tier, where, machine, options), node)
+    known = KnownMachine(machine, lambda: as_requested(describe_machine(device, tier, where), tier, options))
+    return Opened(tier, where, known, open_engine(device, tier, where, machine, options), node)
 
 
 def describe_choices(options: Options, device: torch.device, opened: Opened) -> Iterator[str]:
@@ -66,12 +94,7 @@ def describe_choices(options: Options, device: torch.device, opened: Opened) -> 
         yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
     elif opened.tier != "disk" and options.disk_directory is not None:
         yield f"disk_directory is not used: swapped tensors go to tier '{opened.tier}' here"
-    sample_bytes = opened.machine.tier(opened.tier).sample_bytes
-    if sample_bytes is not None:
-        yield (
-            f"the {opened.tier} tier has room for {format_bytes(sample_bytes)}: its link was measured with so little, "
-            "and seconds of larger copies are an estimate"
-        )
+    yield from notes_on_sample(opened.machine.now.tier(opened.tier))
     if options.verify:
         yield WHAT_VERIFY_DOES[options.compiler]
     if opened.node is not None:
@@ -80,6 +103,15 @@ def describe_choices(options: Options, device: torch.device, opened: Opened) -> 
         yield (
             "how many of the ranks are on this machine is not known: each takes its memory, disk and links for its "
             "own; set LOCAL_WORLD_SIZE, as torchrun does, or give each a host_budget"
+        )
+
+
+def notes_on_sample(tier: Tier) -> Iterator[str]:
+    """Yield a sentence for reports if ``tier`` had less room than its measurement usually takes."""
+    if tier.sample_bytes is not None:
+        yield (
+            f"the {tier.name} tier has room for {format_bytes(tier.sample_bytes)}: its link was measured with so "
+            "little, and seconds of larger copies are an estimate"
         )
 
 

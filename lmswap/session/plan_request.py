@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
+from lmswap.planner import KEEP_WHAT_FITS
 from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
 from lmswap.session.retention import Retention
@@ -29,6 +31,13 @@ class PlanRequest:
     ahead_bytes: int = 0  # to leave free in addition, for growth to come, if a plan can
     priced: Plan | None = None  # a plan by the same costs and machine: its certificate holds for the same budget
     most_seconds: float = math.inf  # a plan that takes longer is of no use
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the whole step fits as it is, so that no plan moves anything, and none depends on the machine."""
+        most_bytes = self.allowance.ahead(self.ahead_bytes).step_bytes
+        peak_bytes = StepMemory(self.program, self.costs).curve.max(initial=0)
+        return self.policy in KEEP_WHAT_FITS and bool(peak_bytes <= most_bytes)
 
     def alternatives(self, choices: Sequence[Retention]) -> Iterator[PlanRequest]:
         """Yield what to search for while no plan is found: nothing left free ahead, and each of ``choices``."""

@@ -22,7 +22,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
-from lmswap.planner import reprice, simulate
+from lmswap.planner import import_search, reprice, simulate
 from lmswap.planner.cache import CachedPlan, PlanCache
 from lmswap.planner.memory.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
@@ -31,6 +31,7 @@ from lmswap.runtime.partial_backward import part_bytes
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes
+from lmswap.session.engine_setup import KnownMachine, notes_on_sample
 from lmswap.session.plan_file import PinnedPlans
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
@@ -48,7 +49,7 @@ class StepPlans:
     def __init__(
         self,
         options: Options,
-        machine: Machine,
+        machine: KnownMachine,
         *,
         planner: Planner,
         engine: SwapEngine,
@@ -68,23 +69,24 @@ class StepPlans:
         self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
         self._retention, self._notes, self._pinned, self._node = retention, notes, pinned, node
         self._steps: dict[tuple[int, ...], PlannedStep] = {}  # in the order in which their plans were activated
-        self._cache = PlanCache(
-            machine,
-            {
-                "lmswap": version("lmswap"),
-                "torch": torch.__version__,
-                "policy": options.policy,
-                "compiler": options.compiler,
-                "budget": options.budget_bytes if options.budget_share is None else options.budget_share,
-                "emulated": asdict(options.link.unshared) if options.link else None,
-                "is_shared": options.link is not None and options.link.shared_file is not None,
-            },
-            tier=options.tier,
-            min_swap_bytes=options.min_swap_bytes,
-        )
+        self._kind = {
+            "lmswap": version("lmswap"),
+            "torch": torch.__version__,
+            "policy": options.policy,
+            "compiler": options.compiler,
+            "budget": options.budget_bytes if options.budget_share is None else options.budget_share,
+            "emulated": asdict(options.link.unshared) if options.link else None,
+            "is_shared": options.link is not None and options.link.shared_file is not None,
+        }
 
     def __getitem__(self, graphs: tuple[int, ...]) -> PlannedStep:
         return self._steps[graphs]
+
+    @property
+    def _cache(self) -> PlanCache:
+        """The cached plans for what is known of the machine now: a plan by assumed rates serves no measured machine."""
+        min_swap_bytes = self._options.min_swap_bytes
+        return PlanCache(self._machine.now, self._kind, tier=self._options.tier, min_swap_bytes=min_swap_bytes)
 
     def get(self, graphs: tuple[int, ...]) -> PlannedStep | None:
         """Return the step of these graphs, if it is planned."""
@@ -133,7 +135,7 @@ class StepPlans:
             return self.adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
         if known is not None and self._still_serves(known, program, allowance):
             return self.adopt(graphs, joined, known, allowance, FROM_CACHE)
-        costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
+        costs, machine = (known.costs, known.machine) if known else (costs, self._machine.now)
         costs = self._planner.with_losses(costs, program, graphs)
         request = self.request(program, costs, machine, allowance)
 
@@ -166,7 +168,22 @@ class StepPlans:
             TierError: no plan fits the tier.
         """
         choices = self._retention.choices if self._engine.arena is not None else (self._retention.assumed,)
-        return self._planner.search(request, choices)
+        return self._planner.search(self._with_needed(request), choices)
+
+    def _with_needed(self, request: PlanRequest) -> PlanRequest:
+        """Return ``request`` with what a search for it has to know; for a step that fits as it is, that is nothing.
+
+        The memory that stays in use is not the model's.
+        """
+        if request.keeps_all:
+            return request
+        was_measured = self._machine.now.is_measured
+        with self._memory.uncounted():
+            import_search()
+            machine = self._machine.measured()
+        if not was_measured:
+            self._notes.extend(notes_on_sample(machine.tier(self._options.tier)))
+        return request if request.machine.is_measured else replace(request, machine=machine)
 
     def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, Plan]:
         """Search the first plan of a step, as `search`; a refused share is widened to what suffices.
@@ -207,9 +224,9 @@ class StepPlans:
         """Activate a plan that swaps all it can, for a step that no plan fits."""
         allowance = self._allowance(joined.program, costs)
         unlimited = allowance.of_step_bytes(_NO_BUDGET_BYTES)
-        request = self.request(joined.program, costs, self._machine, unlimited)
-        _, plan = self.search(replace(request, policy="swap_all"))
-        planned = CachedPlan(plan, costs, self._machine, allowance.room)
+        request = self.request(joined.program, costs, self._machine.now, unlimited)
+        request, plan = self.search(replace(request, policy="swap_all"))
+        planned = replace(request.answered(plan), room=allowance.room)
         return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
 
     def _allowance(self, program: Program, costs: OpCosts) -> Allowance:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from lmswap.capture.caller_memory import loss_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
+from lmswap.collection_pause import collection_paused
 from lmswap.errors import BudgetExceeded, LmswapError, PlanInfeasible, TierError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
@@ -23,7 +24,6 @@ from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.budget import BudgetTracker
-from lmswap.session.collection_pause import collection_paused
 from lmswap.session.diagnostics import Notes, warn
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.plan_store import StepPlans

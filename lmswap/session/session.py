@@ -28,6 +28,7 @@ from lmswap.capture.merge_programs import Joined, graph_plan, join, join_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
+from lmswap.collection_pause import collection_paused
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
@@ -48,7 +49,6 @@ from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
-from lmswap.session.collection_pause import collection_paused
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.diagnostics import Notes, crowded_out
 from lmswap.session.engine_setup import describe_choices, has_places, open_device
@@ -97,7 +97,7 @@ class Session:
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.options = options = replace(options, tier=opened.tier)  # not "auto"
-            self.machine, native = opened.machine, opened.native
+            machine, native = opened.machine, opened.native
             undoing.callback(native.close)
             self.memory: DeviceMemory = device_memory(device)
             undoing.callback(self.memory.close)
@@ -117,7 +117,7 @@ class Session:
         self.losses = planner.losses
         self.plans = StepPlans(
             options,
-            self.machine,
+            machine,
             planner=planner,
             engine=self.engine,
             memory=self.memory,
@@ -139,7 +139,7 @@ class Session:
             retention=self.retention,
             notes=self.plan_notes,
         )
-        self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
+        self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, machine.now), self.note_once)
         self.has_hooks = False  # which can serve the model without graphs
         self.leaves_graphs = False  # hooks have to serve it from its next call on
         self._process = os.getpid()

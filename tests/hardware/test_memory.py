@@ -36,6 +36,13 @@ def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
     assert held[-1] == 1
 
 
+def test_growth_that_is_not_counted_is_in_no_figure(memory):
+    with memory.uncounted():
+        held = torch.ones(256 * MIB, dtype=torch.uint8)
+    assert memory.used_bytes() < SLACK
+    assert held[-1] == 1
+
+
 def test_memory_freed_before_counting_hides_no_growth():
     scraps = [bytearray(64 * 2**10) for _ in range(4000)]  # below the size that the C library maps on its own
     del scraps[:-1]  # the last one keeps the freed pages from going back by themselves

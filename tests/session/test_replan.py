@@ -1,5 +1,6 @@
 """A replanner measures, decides and acts once per step boundary; engine, memory and budget are stand-ins."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from lmswap.capture.merge_programs import Joined
 from lmswap.errors import TierError
+from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind
 from lmswap.options import Options
 from lmswap.planner import make_plan
@@ -14,6 +16,7 @@ from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held, TrainedMemory
 from lmswap.session.diagnostics import Notes
+from lmswap.session.engine_setup import KnownMachine
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase
 from lmswap.session.planner import Planner
@@ -57,7 +60,7 @@ class Model:
         engine = SimpleNamespace(arena=self.arena, native=native, recorder=recorder)
         nothing = lambda *_: None  # noqa: E731
         self.memory = memory = SimpleNamespace(
-            trim=nothing, compact=nothing, decommit=nothing, counted_from_bytes=lambda: 0
+            trim=nothing, compact=nothing, decommit=nothing, counted_from_bytes=lambda: 0, uncounted=nullcontext
         )
         self.allowance = Allowance(2**40, 100 * MIB, 20 * MIB, 0, 32 * MIB)
         self.budget = SimpleNamespace(
@@ -82,7 +85,10 @@ class Model:
         monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
         shared = {"engine": engine, "memory": memory, "budget": self.budget, "retention": self.retention}
         shared |= {"planner": planner, "notes": self.notes}
-        self.plans = StepPlans(self.options, unit_machine(), pinned=None, node=None, **shared)
+        self.measured: list[Machine] = []
+        assumed = replace(unit_machine(), is_measured=False)
+        machine = KnownMachine(assumed, lambda: self.measured.append(unit_machine()) or self.measured[-1])
+        self.plans = StepPlans(self.options, machine, pinned=None, node=None, **shared)
         self.replanner = Replanner(self.options, plans=self.plans, **shared)
         step = self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
         self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
@@ -111,6 +117,16 @@ def test_a_run_as_planned_neither_searches_nor_compiles(monkeypatch):
     assert phases == [Phase.TRACED, Phase.RECORDED, Phase.CALIBRATED, Phase.FINAL, Phase.FINAL, Phase.FINAL]
     assert (model.searched, [*model.notes], len(model.timed)) == ([], [], 1)
     assert model.step.history.released == {5}
+
+
+def test_the_machine_is_measured_once_a_replan_moves_tensors(monkeypatch):
+    model = Model(monkeypatch)
+    model.run()
+    assert not model.measured and not model.step.moves and not model.step.machine.is_measured
+    model.budget.held = Held(20 * MIB + 60 * MIB)
+    model.run()
+    assert model.step.moves and model.step.machine.is_measured, model.notes[-1]
+    assert len(model.measured) == 1
 
 
 def test_a_misplaced_tensor_raises_retention_and_changes_offsets(monkeypatch):

@@ -12,7 +12,6 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine
 from lmswap.ir.program import Program
 from lmswap.planner.bound.dual import Ints, Prices, dual, idle_intervals, least_bytes
-from lmswap.planner.bound.price_lp import best_prices
 
 # Fewer cuts weaken the bound; more than these strengthen it little.
 _FULLEST, _TIGHTEST, _BETWEEN = 8, 8, 4
@@ -38,6 +37,8 @@ def certify(
     least = least_bytes(memory, found)
     if least.max() > budget_bytes:
         return Certificate(math.inf, (int(least.argmax()),), (0.0,), (0.0, 0.0), (0.0, 0.0))
+    from lmswap.planner.bound.price_lp import best_prices  # here, see `lmswap.planner.import_search`
+
     cuts = _cuts(memory, least, budget_bytes)
     step = dual(memory, found, cuts, budget_bytes, link.compute_factor)
     prices = best_prices(step, budget_bytes)

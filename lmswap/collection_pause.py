@@ -1,7 +1,8 @@
-"""A pause of Python's garbage collection while plans are made.
+"""A pause of Python's garbage collection around work that makes many objects, few of them garbage.
 
-A plan of 10,000 tensors is some 200,000 objects, which live until it is replaced, and no cycles: the collector would go
-through all of them again and again, and find nothing. That took a third of the time of planning.
+An import of torch.compile, a trace or a plan of 10,000 tensors makes hundreds of thousands of objects that stay: the
+collector would go through all of them, and all older ones, again and again. That took a third of the time of planning
+and imports, and a sixth of a trace's.
 """
 
 from __future__ import annotations
