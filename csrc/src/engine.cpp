@@ -201,7 +201,7 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
     if (!options_.audits) transfer->checksums = make_checksums(*transfer);
   } else {
     transfer->source = handle.transfers.front();
-    transfer->is_ordered_after_source = transfer->source->precedes(waiting);
+    transfer->is_ordered_after_source = transfer->source->state.precedes(waiting);
     transfer->checksums = transfer->source->checksums;
   }
   // `ready` protects the device memory at `pointer`: the backends make their lanes wait for it.
@@ -247,8 +247,8 @@ void Engine::confirm() {
     const std::lock_guard lock(mutex_);
     waited_for.swap(unconfirmed_);
   }
-  for (const TransferPointer& transfer : waited_for) transfer->wait_landed();
-  for (const TransferPointer& transfer : waited_for) transfer->check_not_failed();
+  for (const TransferPointer& transfer : waited_for) transfer->state.wait_landed();
+  for (const TransferPointer& transfer : waited_for) transfer->state.check_not_failed();
 }
 
 void Engine::forget_unconfirmed() {
@@ -277,10 +277,10 @@ void Engine::wait_for(int64_t handle, int64_t number, StreamHandle stream) {
   }
   auto wait_start = std::make_shared<Event>(driver);
   // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
-  transfer->make_wait(stream, *wait_start);
+  transfer->state.make_wait(stream, *wait_start);
   const std::lock_guard lock(mutex_);
-  while (!unconfirmed_.empty() && unconfirmed_.front()->has_landed()) unconfirmed_.pop_front();
-  if (transfer->direction == Direction::kIn && !transfer->has_landed()) unconfirmed_.push_back(transfer);
+  while (!unconfirmed_.empty() && unconfirmed_.front()->state.has_landed()) unconfirmed_.pop_front();
+  if (transfer->direction == Direction::kIn && !transfer->state.has_landed()) unconfirmed_.push_back(transfer);
   const auto flight = flights_.find(number);
   if (flight == flights_.end() || flight->second.wait_start) return;
   flight->second.wait_start = std::move(wait_start);
@@ -290,7 +290,7 @@ void Engine::wait_for(int64_t handle, int64_t number, StreamHandle stream) {
 bool Engine::is_finished(int64_t number) {
   const std::lock_guard lock(mutex_);
   const auto flight = flights_.find(number);
-  if (flight != flights_.end()) return flight->second.transfer->is_device_free();
+  if (flight != flights_.end()) return flight->second.transfer->state.is_device_free();
   if (number > 0 && number <= last_number_) return true;
   throw OptionError("transfer " + std::to_string(number) + " is unknown");
 }
@@ -298,7 +298,7 @@ bool Engine::is_finished(int64_t number) {
 bool Engine::is_idle() {
   const std::lock_guard lock(mutex_);
   return std::all_of(flights_.begin(), flights_.end(),
-                     [](const auto& flight) { return flight.second.transfer->is_device_free(); });
+                     [](const auto& flight) { return flight.second.transfer->state.is_device_free(); });
 }
 
 std::vector<uint64_t> Engine::take_checksums(int64_t number) {
@@ -312,7 +312,7 @@ std::vector<uint64_t> Engine::take_checksums(int64_t number) {
     audit = std::move(found->second);
     audits_.erase(found);
   }
-  if (!audit->wait_landed()) throw TransferError(audit->error_text());
+  if (!audit->state.wait_landed()) throw TransferError(audit->state.error_text());
   return audit->checksums->sums();
 }
 
@@ -322,8 +322,8 @@ std::vector<TransferRecord> Engine::take_records() {
   std::vector<int64_t> ended;  // removed only after all were read, since querying an event may throw
   for (const auto& [number, flight] : flights_) {
     const Transfer& transfer = *flight.transfer;
-    if (!transfer.is_finished()) continue;
-    if (transfer.has_failed()) {
+    if (!transfer.state.is_finished()) continue;
+    if (transfer.state.has_failed()) {
       ended.push_back(number);  // its handle keeps the error for later waits
       continue;
     }
@@ -334,10 +334,11 @@ std::vector<TransferRecord> Engine::take_records() {
                           transfer.block.nbytes,
                           transfer.queued_seconds,
                           transfer.start_seconds(),
-                          transfer.end_seconds()};
+                          transfer.state.end_seconds()};
     if (was_waited_for) {
       record.wait_start_seconds = flight.wait_start->seconds();
-      record.wait_end_seconds = std::max({record.wait_start_seconds, transfer.done->seconds(), flight.waited_seconds});
+      record.wait_end_seconds =
+          std::max({record.wait_start_seconds, transfer.state.done->seconds(), flight.waited_seconds});
     }
     records.push_back(record);
     ended.push_back(number);
@@ -354,7 +355,7 @@ void Engine::forget_records(double stop_seconds) {
   std::erase_if(flights_, [&](const auto& entry) {
     const auto& [number, flight] = entry;
     if (flight.transfer->queued_seconds >= stop_seconds) return false;
-    return flight.wait_start || (!handles_.contains(flight.handle) && flight.transfer->is_finished());
+    return flight.wait_start || (!handles_.contains(flight.handle) && flight.transfer->state.is_finished());
   });
 }
 

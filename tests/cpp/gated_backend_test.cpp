@@ -219,8 +219,8 @@ TEST(GatedBackend, closing_ends_copies_of_a_device_that_is_lost) {
     std::fputs("closing waits for ever\n", stderr);
     std::abort();
   }
-  EXPECT_FALSE(transfer->wait_landed());
-  EXPECT_NE(transfer->error_text().find("the device is lost"), std::string::npos) << transfer->error_text();
+  EXPECT_FALSE(transfer->state.wait_landed());
+  EXPECT_NE(transfer->state.error_text().find("the device is lost"), std::string::npos) << transfer->state.error_text();
   device->free(transfer->device);
 }
 

@@ -101,9 +101,10 @@ TEST_P(RefusedMemory, of_a_request_is_its_transfers_error) {
     const auto transfer = std::make_shared<Transfer>(device_->driver, direction, 1, 1, pointer, block);
     transfer->ready.record(device_->stream);
     lane.submit(transfer);
-    EXPECT_FALSE(transfer->wait_landed());
-    EXPECT_NE(transfer->error_text().find("refused host memory"), std::string::npos) << transfer->error_text();
-    while (!transfer->is_device_free()) std::this_thread::yield();
+    EXPECT_FALSE(transfer->state.wait_landed());
+    EXPECT_NE(transfer->state.error_text().find("refused host memory"), std::string::npos)
+        << transfer->state.error_text();
+    while (!transfer->state.is_device_free()) std::this_thread::yield();
   }
   device_->free(pointer);
   EXPECT_EQ(device_->violations(), std::vector<std::string>{});

@@ -19,9 +19,9 @@ class RecordingBackend final : public TransferBackend {
     order_.push_back(transfer->number);
     if (!error_.empty()) throw DriverError(error_);
     transfer->record_start(0);
-    transfer->done->record(0);
+    transfer->state.done->record(0);
   }
-  void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
+  void complete(const TransferPointer& transfer) noexcept override { transfer->state.settle(); }
   void drain() noexcept override {}
 
  private:
@@ -59,9 +59,9 @@ TEST_P(LaneTest, a_failing_transfer_reports_the_reason_and_the_next_one_runs) {
     failing.submit(second);
   }
   EXPECT_EQ(order.size(), 2u);
-  EXPECT_ERROR(first->make_wait(0, arrival_), TransferError, "it broke");
-  EXPECT_TRUE(first->is_device_free());
-  EXPECT_TRUE(second->has_failed());
+  EXPECT_ERROR(first->state.make_wait(0, arrival_), TransferError, "it broke");
+  EXPECT_TRUE(first->state.is_device_free());
+  EXPECT_TRUE(second->state.has_failed());
 }
 
 TEST_P(LaneTest, bytes_that_never_arrived_are_not_read) {
@@ -75,7 +75,7 @@ TEST_P(LaneTest, bytes_that_never_arrived_are_not_read) {
     in_lane.submit(in);
   }
   EXPECT_TRUE(order_in.empty());
-  EXPECT_ERROR(in->make_wait(0, arrival_), TransferError, "never reached the tier: it broke");
+  EXPECT_ERROR(in->state.make_wait(0, arrival_), TransferError, "never reached the tier: it broke");
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, LaneTest, testing::Bool(),
@@ -88,10 +88,10 @@ class HeldBackend final : public TransferBackend {
   void move(const TransferPointer& transfer) override {
     limiter_.acquire();
     transfer->record_start(0);
-    transfer->done->record(0);
+    transfer->state.done->record(0);
     limiter_.release();
   }
-  void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
+  void complete(const TransferPointer& transfer) noexcept override { transfer->state.settle(); }
   void drain() noexcept override {}
 
  private:
@@ -117,10 +117,10 @@ TEST(Lane, begins_only_when_source_and_dependencies_have_landed) {
       }
       held.submit(first);
       lane.submit(second);
-      EXPECT_FALSE(second->is_device_free());
+      EXPECT_FALSE(second->state.is_device_free());
       EXPECT_TRUE(order.empty());
       limiter.release();
-      EXPECT_TRUE(second->wait_landed());
+      EXPECT_TRUE(second->state.wait_landed());
     }
     EXPECT_FALSE(second->source || !second->dependencies.empty()) << "a chain of past transfers is kept alive";
   }

@@ -24,10 +24,10 @@ TEST(StagedBackend, uses_a_bounce_buffer_again_only_when_device_and_disk_are_don
       const auto transfer = std::make_shared<Transfer>(device->driver, direction, 1, 1, pointer, block);
       transfer->ready.record(device->stream);
       backend.move(transfer);
-      if (transfer->finish_part()) backend.complete(transfer);
-      EXPECT_TRUE(transfer->wait_landed());
+      if (transfer->state.finish_part()) backend.complete(transfer);
+      EXPECT_TRUE(transfer->state.wait_landed());
       Event arrival(device->driver);
-      transfer->make_wait(device->stream, arrival);
+      transfer->state.make_wait(device->stream, arrival);
     }
     EXPECT_EQ(device->download(target, kBytes), bytes);
     backend.drain();

@@ -42,8 +42,8 @@ class TierConformance : public testing::TestWithParam<TierSetup> {
     return std::make_shared<Transfer>(device_->driver, Direction::kIn, 1, 1, 1, block);
   }
   void finish(const TransferPointer& user) {
-    user->fail("ended by the test");
-    user->settle();
+    user->state.fail("ended by the test");
+    user->state.settle();
   }
 
   bool is_extended() const { return GetParam().tier == "host" && device_->driver->host_memory_grows(); }

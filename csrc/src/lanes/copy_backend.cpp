@@ -25,11 +25,11 @@ void CopyBackend::move(const TransferPointer& transfer) {
   // kernels queued there still read for the memory's previous owner.
   transfer->ready.make_wait(stream_.handle());
   // The source's `done` protects the tier's bytes that this copy reads: they may not have arrived yet.
-  if (transfer->source && !transfer->is_ordered_after_source) wait_behind(*transfer, transfer->source->done);
+  if (transfer->source && !transfer->is_ordered_after_source) wait_behind(*transfer, transfer->source->state.done);
   // The dependencies' `done` protect the tier's bytes that this copy overwrites: their last holder's copy may still
   // read them.
   for (const TransferPointer& dependency : transfer->dependencies) {
-    if (!dependency->has_failed()) wait_behind(*transfer, dependency->done);
+    if (!dependency->state.has_failed()) wait_behind(*transfer, dependency->state.done);
   }
   if (link_) link_->begin(*transfer);
   // An emulated link starts when the bytes are available, not when the copy is queued; a lane's thread may block.
@@ -42,8 +42,8 @@ void CopyBackend::move(const TransferPointer& transfer) {
     if (limiter_.is_limiting()) transfer->link_start->record(limiter_.throttle(nbytes, ready_seconds));
   }
   if (link_) link_->end(stream_.handle());
-  transfer->done->record(stream_.handle());
-  last_done_ = transfer->done;
+  transfer->state.done->record(stream_.handle());
+  last_done_ = transfer->state.done;
 }
 
 void CopyBackend::wait_behind(Transfer& transfer, const std::shared_ptr<Event>& event) {
@@ -68,8 +68,8 @@ void CopyBackend::copy(const Transfer& transfer, uint64_t begin, uint64_t nbytes
 }
 
 void CopyBackend::complete(const TransferPointer& transfer) noexcept {
-  if (transfer->is_failing()) drain();
-  transfer->settle();
+  if (transfer->state.is_failing()) drain();
+  transfer->state.settle();
 }
 
 void CopyBackend::drain() noexcept { stream_.drain(); }

@@ -15,7 +15,7 @@ void DirectBackend::move(const TransferPointer& transfer) {
   // `ready` protects the tensor's bytes, which the calling thread has just written or released.
   const double ready_seconds = transfer->wait_ready();
   transfer->record_start(0);
-  for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
+  for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->state.is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, begin, nbytes);
     if (limiter_.is_limiting()) transfer->link_start->record(limiter_.throttle(nbytes, ready_seconds));
@@ -24,7 +24,7 @@ void DirectBackend::move(const TransferPointer& transfer) {
 
 void DirectBackend::request(const TransferPointer& transfer, uint64_t begin, uint64_t nbytes) {
   requests_.acquire();
-  transfer->begin_part();
+  transfer->state.begin_part();
   pool_.submit([this, transfer, begin, nbytes](Scratch scratch) {
     auto& storage = static_cast<IoStorage&>(*transfer->block.storage);
     auto* memory = reinterpret_cast<std::byte*>(transfer->device) + begin;
@@ -38,20 +38,20 @@ void DirectBackend::request(const TransferPointer& transfer, uint64_t begin, uin
         transfer->verify_checksums(begin, memory, nbytes);
       }
     } catch (const std::exception& error) {
-      transfer->fail(error);
+      transfer->state.fail(error);
     }
-    if (transfer->finish_part()) complete(transfer);
+    if (transfer->state.finish_part()) complete(transfer);
     requests_.release();
   });
 }
 
 void DirectBackend::complete(const TransferPointer& transfer) noexcept {
   try {
-    if (!transfer->is_failing()) transfer->done->record(0);
+    if (!transfer->state.is_failing()) transfer->state.done->record(0);
   } catch (const std::exception& error) {
-    transfer->fail(error);
+    transfer->state.fail(error);
   }
-  transfer->settle();
+  transfer->state.settle();
 }
 
 void DirectBackend::drain() noexcept { requests_.wait_until_idle(); }

@@ -63,16 +63,16 @@ void GatedBackend::issue(const TransferPointer& transfer) noexcept {
   try {
     queue(*transfer);
   } catch (const std::exception& error) {
-    transfer->fail(error);
+    transfer->state.fail(error);
     end.is_truncated = true;
     if (last_queued_mark_ != num_marks_) progress_->skip(num_marks_);
   }
   try {
     // Also of a truncated transfer: behind `done` the device no longer accesses its memory.
-    transfer->done->record(stream_.handle());
-    if (!end.is_truncated) transfer->set_issued();
+    transfer->state.done->record(stream_.handle());
+    if (!end.is_truncated) transfer->state.set_issued();
   } catch (const std::exception& error) {
-    transfer->fail(error);
+    transfer->state.fail(error);
     // No event marks the end of the copies, so they are waited for here: the lane's thread, which gets the end request
     // after that, must not wait for the stream, because it opens the gates of what other threads queue meanwhile.
     stream_.drain();
@@ -86,13 +86,13 @@ void GatedBackend::queue(Transfer& transfer) {
   // The maintenance thread calls the driver, so no gate may depend on it: the host waits.
   for (const TransferPointer& dependency : transfer.dependencies) {
     if (dependency->direction == Direction::kAudit || dependency->direction == Direction::kFill)
-      dependency->wait_landed();
+      dependency->state.wait_landed();
   }
   // `ready` protects the device memory, as in CopyBackend; the waits for the others make the order of the gates
   // explicit to the device.
   transfer.queue_wait_ready(stream_.handle());
   for (const TransferPointer& dependency : transfer.dependencies) {
-    if (!dependency->is_failing()) dependency->done->make_wait(stream_.handle());
+    if (!dependency->state.is_failing()) dependency->state.done->make_wait(stream_.handle());
   }
   transfer.record_start(stream_.handle());
   if (link_) link_->begin(transfer);
@@ -144,7 +144,7 @@ void GatedBackend::serve(const TransferPointer& transfer) noexcept {
   for (; !request.is_end; request = pop()) serve(transfer, request);
   if (!request.is_truncated) return;
   try {
-    transfer->done->synchronize();
+    transfer->state.done->synchronize();
   } catch (const Error&) {
     return;  // the transfer keeps its first error
   }
@@ -154,28 +154,28 @@ void GatedBackend::serve(const TransferPointer& transfer, const Request& request
   const bool is_in = transfer->direction == Direction::kIn;
   if (request.buffer == nullptr) {
     // Requests never occupy the I/O threads while the device computes.
-    if (!progress_->wait_for(request.mark)) transfer->fail(progress_->error_text());
+    if (!progress_->wait_for(request.mark)) transfer->state.fail(progress_->error_text());
     return;
   }
   BounceBuffer& buffer = *request.buffer;
   buffer.in_use.acquire();  // the host has finished the previous use
   // The mark protects the buffer's bytes: the device may still read the previous ones, or still write these.
-  if (!progress_->wait_for(is_in ? buffer.last_mark : request.mark)) transfer->fail(progress_->error_text());
+  if (!progress_->wait_for(is_in ? buffer.last_mark : request.mark)) transfer->state.fail(progress_->error_text());
   buffer.last_mark = request.mark;
-  if (transfer->is_failing()) {
+  if (transfer->state.is_failing()) {
     open_gate(*transfer, request);
     buffer.in_use.release();
     return;
   }
-  transfer->begin_part();
+  transfer->state.begin_part();
   pool_.submit([this, transfer, request](Scratch scratch) {
     try {
       run(*transfer, request, scratch);
     } catch (const std::exception& error) {
-      transfer->fail(error);
+      transfer->state.fail(error);
     }
     open_gate(*transfer, request);
-    if (transfer->finish_part()) complete(transfer);
+    if (transfer->state.finish_part()) complete(transfer);
     request.buffer->in_use.release();
   });
 }
@@ -193,7 +193,7 @@ void GatedBackend::run(Transfer& transfer, const Request& request, Scratch scrat
 }
 
 void GatedBackend::open_gate(Transfer& transfer, const Request& request) {
-  if (transfer.direction == Direction::kIn && transfer.is_failing()) {
+  if (transfer.direction == Direction::kIn && transfer.state.is_failing()) {
     std::memset(request.buffer->data, 0, request.nbytes);
   }
   std::atomic_ref<uint64_t>(*request.buffer->gate).store(request.use + 1, std::memory_order_release);

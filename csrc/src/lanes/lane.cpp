@@ -52,19 +52,19 @@ void Lane::run() {
 // Everything that it waits for was queued before it, so lanes cannot deadlock.
 void Lane::start(const TransferPointer& transfer) noexcept {
   try {
-    for (const TransferPointer& dependency : transfer->dependencies) dependency->wait_landed();
-    if (transfer->source && !transfer->source->wait_landed()) {
-      throw TransferError("the bytes never reached the tier: " + transfer->source->error_text());
+    for (const TransferPointer& dependency : transfer->dependencies) dependency->state.wait_landed();
+    if (transfer->source && !transfer->source->state.wait_landed()) {
+      throw TransferError("the bytes never reached the tier: " + transfer->source->state.error_text());
     }
     backend_->move(transfer);
   } catch (const std::exception& error) {
-    transfer->fail(error);
+    transfer->state.fail(error);
     backend_->abort(transfer);
   }
   // Dropped, or the chain of previous holders would grow for as long as the block is in use.
   transfer->source.reset();
   transfer->dependencies.clear();
-  if (transfer->finish_part()) backend_->complete(transfer);
+  if (transfer->state.finish_part()) backend_->complete(transfer);
 }
 
 }  // namespace lmswap

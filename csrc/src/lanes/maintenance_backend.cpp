@@ -16,9 +16,9 @@ MaintenanceBackend::~MaintenanceBackend() { memory_.fill(0, memory_.nbytes(), st
 void MaintenanceBackend::move(const TransferPointer& transfer) {
   // `done` of the audited copy and of the block's users protects the tier's bytes: they have landed, but the device may
   // still access the block.
-  if (transfer->source) transfer->source->done->synchronize();
+  if (transfer->source) transfer->source->state.done->synchronize();
   for (const TransferPointer& dependency : transfer->dependencies) {
-    if (!dependency->has_failed()) dependency->done->synchronize();
+    if (!dependency->state.has_failed()) dependency->state.done->synchronize();
   }
   const Block& block = transfer->block;
   if (transfer->direction == Direction::kAudit) {
@@ -40,11 +40,11 @@ std::shared_ptr<Checksums> MaintenanceBackend::sum(const Block& block) {
 
 void MaintenanceBackend::complete(const TransferPointer& transfer) noexcept {
   try {
-    if (!transfer->is_failing()) transfer->done->record(stream_.handle());
+    if (!transfer->state.is_failing()) transfer->state.done->record(stream_.handle());
   } catch (const std::exception& error) {
-    transfer->fail(error);
+    transfer->state.fail(error);
   }
-  transfer->settle();
+  transfer->state.settle();
 }
 
 }  // namespace lmswap

@@ -28,15 +28,15 @@ void StagedBackend::move(const TransferPointer& transfer) {
   transfer->ready.make_wait(stream_.handle());
   transfer->record_start(stream_.handle());
   const double ready_seconds = transfer->wait_ready();
-  for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
+  for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->state.is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, next_buffer(), begin, nbytes);
     if (limiter_.is_limiting()) transfer->link_start->record(limiter_.throttle(nbytes, ready_seconds));
   }
-  if (transfer->direction == Direction::kIn || transfer->is_failing()) return;
+  if (transfer->direction == Direction::kIn || transfer->state.is_failing()) return;
   // The bytes have left the device after the last queued copy, but are not in the file yet.
-  transfer->done->record(stream_.handle());
-  transfer->set_issued();
+  transfer->state.done->record(stream_.handle());
+  transfer->state.set_issued();
 }
 
 // Bounce buffers are used in turn, so the next one is the one that has been in use for longest.
@@ -60,7 +60,7 @@ void StagedBackend::request(const TransferPointer& transfer, BounceBuffer& buffe
     buffer.in_use.release();
     throw;
   }
-  transfer->begin_part();
+  transfer->state.begin_part();
   pool_.submit([this, transfer, &buffer, begin, nbytes](Scratch scratch) {
     try {
       if (transfer->direction == Direction::kOut) {
@@ -69,9 +69,9 @@ void StagedBackend::request(const TransferPointer& transfer, BounceBuffer& buffe
         read(*transfer, buffer, begin, nbytes, scratch);
       }
     } catch (const std::exception& error) {
-      transfer->fail(error);
+      transfer->state.fail(error);
     }
-    if (transfer->finish_part()) complete(transfer);
+    if (transfer->state.finish_part()) complete(transfer);
     buffer.in_use.release();
   });
 }
@@ -93,12 +93,13 @@ void StagedBackend::read(Transfer& transfer, BounceBuffer& buffer, uint64_t begi
 void StagedBackend::complete(const TransferPointer& transfer) noexcept {
   try {
     // Behind the copies of all bounce buffers: they are queued before their parts end.
-    if (transfer->direction == Direction::kIn && !transfer->is_failing()) transfer->done->record(stream_.handle());
+    if (transfer->direction == Direction::kIn && !transfer->state.is_failing())
+      transfer->state.done->record(stream_.handle());
   } catch (const std::exception& error) {
-    transfer->fail(error);
+    transfer->state.fail(error);
   }
-  if (transfer->is_failing()) stream_.drain();
-  transfer->settle();
+  if (transfer->state.is_failing()) stream_.drain();
+  transfer->state.settle();
 }
 
 void StagedBackend::drain() noexcept {

@@ -8,17 +8,22 @@ namespace lmswap {
 void PendingTransfers::add(const TransferPointer& transfer) {
   const Block& block = transfer->block;
   entries_.push_back({transfer, {}});
-  entries_.back().position =
-      by_offset_.emplace(std::pair(block.storage.get(), block.offset), std::prev(entries_.end()));
+  entries_.back().position = by_offset_.emplace(block.offset, std::prev(entries_.end()));
   longest_bytes_ = std::max(longest_bytes_, block.nbytes);
+}
+
+void PendingTransfers::remove(const TransferPointer& transfer) {
+  auto position = by_offset_.lower_bound(transfer->block.offset);
+  while (position->second->transfer != transfer) ++position;
+  entries_.erase(position->second);
+  by_offset_.erase(position);
 }
 
 std::vector<TransferPointer> PendingTransfers::take_within(const Block& block) {
   std::vector<TransferPointer> taken;
   const uint64_t end = block.offset + block.nbytes;
-  auto position = by_offset_.lower_bound({block.storage.get(), block.offset});
-  while (position != by_offset_.end() &&
-         position->first < std::pair<const Storage*, uint64_t>(block.storage.get(), end)) {
+  auto position = by_offset_.lower_bound(block.offset);
+  while (position != by_offset_.end() && position->first < end) {
     const auto entry = position->second;
     if (entry->transfer->block.offset + entry->transfer->block.nbytes > end) {
       ++position;
@@ -31,30 +36,37 @@ std::vector<TransferPointer> PendingTransfers::take_within(const Block& block) {
   return taken;
 }
 
-std::vector<TransferPointer> PendingTransfers::take_until(const std::function<bool(const TransferPointer&)>& stays) {
+std::vector<TransferPointer> PendingTransfers::take_finished_if_many() {
   std::vector<TransferPointer> taken;
-  while (!entries_.empty() && !stays(entries_.front().transfer)) {
+  if (entries_.size() <= most_) return taken;
+  while (!entries_.empty() && entries_.front().transfer->state.is_finished()) {
     taken.push_back(std::move(entries_.front().transfer));
     by_offset_.erase(entries_.front().position);
     entries_.pop_front();
   }
+  most_ = std::max(kFew, 2 * entries_.size());
   if (entries_.empty()) longest_bytes_ = 0;
+  return taken;
+}
+
+std::vector<TransferPointer> PendingTransfers::take_all() {
+  std::vector<TransferPointer> taken;
+  for (Entry& entry : entries_) taken.push_back(std::move(entry.transfer));
+  entries_.clear();
+  by_offset_.clear();
+  longest_bytes_ = 0;
   return taken;
 }
 
 std::vector<TransferPointer> PendingTransfers::overlapping(const Block& block) const {
   std::vector<TransferPointer> found;
   const uint64_t first = block.offset - std::min(block.offset, longest_bytes_);
-  const auto stop = by_offset_.lower_bound({block.storage.get(), block.offset + block.nbytes});
-  for (auto position = by_offset_.lower_bound({block.storage.get(), first}); position != stop; ++position) {
+  const auto stop = by_offset_.lower_bound(block.offset + block.nbytes);
+  for (auto position = by_offset_.lower_bound(first); position != stop; ++position) {
     const TransferPointer& transfer = position->second->transfer;
     if (transfer->block.offset + transfer->block.nbytes > block.offset) found.push_back(transfer);
   }
   return found;
-}
-
-bool PendingTransfers::any_of(const std::function<bool(const TransferPointer&)>& predicate) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return predicate(entry.transfer); });
 }
 
 }  // namespace lmswap

@@ -9,16 +9,6 @@
 #include "lmswap/error.h"
 
 namespace lmswap {
-namespace {
-
-Tier::Storages storages_of(const std::vector<TransferPointer>& users) {
-  Tier::Storages storages;
-  std::transform(users.begin(), users.end(), std::back_inserter(storages),
-                 [](const TransferPointer& user) { return user->take_storage(); });
-  return storages;
-}
-
-}  // namespace
 
 void Tier::reserve(uint64_t nbytes, bool replace, std::unique_lock<std::mutex>& lock) {
   nbytes = round_to_pages(nbytes);
@@ -28,13 +18,9 @@ void Tier::reserve(uint64_t nbytes, bool replace, std::unique_lock<std::mutex>& 
   if (has_kept() && is_extended() && !replace) return extend_slab(nbytes - kept_bytes, lock);
   const bool is_replaced = has_kept() && slabs_.front().arena.used_bytes() == 0;
   check_limit(nbytes, stats().capacity_bytes - (is_replaced ? kept_bytes : 0));
-  Storages replaced = remove_finished();  // transfers keep their slabs alive
-  if (is_replaced) {
-    slabs_.front().is_kept = false;
-    drop_empty_slabs(replaced);
-  }
+  if (is_replaced) slabs_.front().is_kept = false;
   try {
-    add_slab(nbytes, true, lock, std::move(replaced));
+    add_slab(nbytes, true, lock, free_slabs());
   } catch (const std::exception& error) {
     if (is_replaced) restore_slab(kept_bytes, error.what(), lock);
     throw;
@@ -53,11 +39,10 @@ void Tier::restore_slab(uint64_t nbytes, const std::string& failure, std::unique
 
 // Its last block may have been released while its successor was allocated.
 void Tier::free_when_empty(Slab& slab, std::unique_lock<std::mutex>& lock) {
-  Storages dropped = remove_finished();
   slab.is_kept = false;
-  drop_empty_slabs(dropped);
+  Storages freed = free_slabs();
   lock.unlock();  // unpinning takes seconds
-  dropped.clear();
+  freed.clear();
   lock.lock();
 }
 
@@ -68,7 +53,7 @@ void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>&
     replaced.clear();  // before, not after: the old and the new slab may not fit at the same time
     storage = make_storage(nbytes);
   });
-  slabs_.insert(is_kept ? slabs_.begin() : slabs_.end(), {std::move(storage), Arena(nbytes), is_kept});
+  slabs_.insert(is_kept ? slabs_.begin() : slabs_.end(), {std::move(storage), Arena(nbytes), is_kept, {}});
 }
 
 void Tier::extend_slab(uint64_t more_bytes, std::unique_lock<std::mutex>& lock) {
@@ -111,13 +96,22 @@ std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
           }};
 }
 
-void Tier::drop_empty_slabs(Storages& dropped) {
+// Frees slabs that hold no block, each as soon as the copies that may still access it have finished.
+Tier::Storages Tier::free_slabs() {
+  Storages freed;
   std::erase_if(slabs_, [&](Slab& slab) {
     if (slab.is_kept || slab.arena.used_bytes() > 0) return false;
-    dropped.push_back(std::move(slab.storage));
+    freed.push_back(std::move(slab.storage));
+    std::ranges::move(slab.pending.take_all(), std::back_inserter(of_freed_slabs_));
     return true;
   });
+  for (; !of_freed_slabs_.empty() && of_freed_slabs_.front()->state.is_finished(); of_freed_slabs_.pop_front()) {
+    freed.push_back(of_freed_slabs_.front()->take_storage());
+  }
+  return freed;
 }
+
+Tier::Slab& Tier::slab_of(const Block& block) { return *std::ranges::find(slabs_, block.storage, &Slab::storage); }
 
 void Tier::check_limit(uint64_t more_bytes, uint64_t kept_bytes) const {
   if (more_bytes <= limit_bytes_ && kept_bytes <= limit_bytes_ - more_bytes) return;
@@ -172,47 +166,39 @@ Block Tier::hold(Slab& slab, uint64_t offset, uint64_t nbytes) {
 
 Tier::Storages Tier::release(const Block& block, const std::vector<TransferPointer>& users) {
   used_bytes_ -= round_to_pages(block.nbytes);
-  const auto slab =
-      std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
-  Storages dropped;
+  Slab& slab = slab_of(block);
+  slab.arena.release(block.offset);
   // The first copy into the block ran behind those of its previous holders: waiting for it implies waiting for them.
-  if (!users.empty() && users.front()->has_landed()) dropped = storages_of(pending_.take_within(block));
+  std::vector<TransferPointer> ended;
+  if (!users.empty() && users.front()->state.has_landed()) ended = slab.pending.take_within(block);
   for (const TransferPointer& user : users) {
-    // Copies in the kept slab that a stream has waited for need not be polled in each step.
-    const bool polls = must_poll(user);
-    if (user->has_failed() || (polls && user->is_finished())) {
-      dropped.push_back(user->take_storage());
+    // Copies in the kept slab that a stream has waited for are not polled in each step.
+    const bool polls = !slab.is_kept || !user->state.was_waited_for();
+    if (user->state.has_failed() || (polls && user->state.is_finished())) {
+      ended.push_back(user);
     } else {
-      pending_.add(user);
-      must_poll_ |= polls;
+      slab.pending.add(user);
     }
   }
-  slab->arena.release(block.offset);
-  drop_empty_slabs(dropped);
+  Storages dropped = free_slabs();
+  for (const TransferPointer& user : ended) dropped.push_back(user->take_storage());
   return dropped;
 }
 
-// Transfers finish about in the order in which their blocks were released. Polling each of them at each copy would be
-// quadratic: a host that is a step ahead has a step's copies pending.
-Tier::Storages Tier::remove_finished() {
-  const auto finished = pending_.take_until([](const TransferPointer& user) { return !user->is_finished(); });
-  most_pending_ = std::max(kFewPending, 2 * pending_.size());
-  must_poll_ = pending_.any_of([&](const TransferPointer& user) { return must_poll(user); });
-  return storages_of(finished);
-}
-
-// Whether the copy must be removed as soon as it finishes: its slab is freed with its last block, or no stream runs
-// behind it.
-bool Tier::must_poll(const TransferPointer& user) const {
-  const bool is_kept = has_kept() && user->block.storage == slabs_.front().storage;
-  return !is_kept || !user->was_waited_for();
-}
-
 std::vector<TransferPointer> Tier::dependencies(const Block& block, StreamId stream) {
-  if (pending_.size() > most_pending_ || must_poll_) remove_finished();
-  std::vector<TransferPointer> dependencies = pending_.overlapping(block);
-  std::erase_if(dependencies,
-                [&](const TransferPointer& user) { return user->precedes(stream) || user->is_finished(); });
+  if (!of_freed_slabs_.empty()) free_slabs();
+  PendingTransfers& pending = slab_of(block).pending;
+  for (const TransferPointer& user : pending.take_finished_if_many()) user->take_storage();
+  std::vector<TransferPointer> dependencies;
+  for (const TransferPointer& user : pending.overlapping(block)) {
+    if (user->state.precedes(stream)) continue;
+    if (user->state.is_finished()) {
+      pending.remove(user);
+      user->take_storage();
+    } else {
+      dependencies.push_back(user);
+    }
+  }
   return dependencies;
 }
 

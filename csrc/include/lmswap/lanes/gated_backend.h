@@ -70,7 +70,7 @@ class GatedBackend final : public TransferBackend {
   void issue(const TransferPointer& transfer) noexcept override;
   void move(const TransferPointer& transfer) override { serve(transfer); }
   void abort(const TransferPointer& transfer) noexcept override { serve(transfer); }
-  void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
+  void complete(const TransferPointer& transfer) noexcept override { transfer->state.settle(); }
   void end() noexcept override;
   void drain() noexcept override;
 

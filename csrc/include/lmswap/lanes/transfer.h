@@ -3,20 +3,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lmswap/checksum.h"
 #include "lmswap/driver/event.h"
+#include "lmswap/lanes/transfer_state.h"
 #include "lmswap/tiers/storage.h"
 
 namespace lmswap {
@@ -49,18 +44,12 @@ class LinkStart {
   std::atomic<double> seconds_ = 0;
 };
 
-/// @brief One copy, audit or fill, and the events and states that others wait for.
-///
-///   queued ──► issued ──► landed        issued: `done` is recorded, so a stream can wait for the device side
-///      └──────────┴─────► failed        landed: no thread of the runtime has anything left to do for it
-///
-/// For copies by the device both are reached at once, and `done` is when the copy ends. A copy out to disk is issued
-/// when its copies off the device are queued, and lands when the bytes are in the file.
+/// @brief One copy, audit or fill: what is moved, what it waits for, and how far it has got.
 ///
 /// The public members are written before the transfer is submitted to its lane; after that the lane's thread clears
-/// `source` and `dependencies`, and an audit sets `checksums`. Functions are thread-safe, except `record_start` and
-/// `add_predecessor`, which only the lane's backend calls, and `take_storage`, which needs the engine's lock.
-/// `start_seconds` and `end_seconds` are read after the transfer has finished.
+/// `source` and `dependencies`, an audit sets `checksums`, and any thread may use `state`. Of the functions, only the
+/// lane's backend calls `record_start` and `add_predecessor`, `take_storage` needs the engine's lock, and
+/// `start_seconds` is read after the transfer has finished; the others are thread-safe.
 class Transfer {
  public:
   /// @param number unique in the engine
@@ -77,8 +66,8 @@ class Transfer {
   Block block;
   const double queued_seconds;
 
-  Event ready;                        ///< on the caller's stream, when the transfer was queued
-  const std::shared_ptr<Event> done;  ///< on the lane's stream; other transfers may begin behind it
+  Event ready;  ///< on the caller's stream, when the transfer was queued
+  TransferState state;
 
   /// The copy out whose bytes this one reads, or the copy that it audits; the lane waits for it.
   std::shared_ptr<Transfer> source;
@@ -92,18 +81,6 @@ class Transfer {
   std::byte filler{0};  ///< the value that a fill writes
 
   const std::shared_ptr<LinkStart> link_start = std::make_shared<LinkStart>();
-
-  /// @brief Adds a part: a request on another thread. The lane itself is the first part.
-  void begin_part();
-
-  /// @brief Ends a part.
-  /// @return whether it was the last
-  bool finish_part();
-
-  /// @brief Makes `settle` fail the transfer; the first error is kept.
-  void fail(std::string_view text) noexcept;
-  void fail(const std::exception& error) noexcept;
-  [[nodiscard]] bool is_failing() const;
 
   /// @brief Computes the checksums of a part before it is written to the tier.
   ///
@@ -120,13 +97,6 @@ class Transfer {
   /// @brief Without `record_start`: the transfer starts when `ready` and all predecessors have happened.
   void add_predecessor(std::shared_ptr<Event> event) { predecessors_.push_back(std::move(event)); }
 
-  void set_issued();
-
-  /// @brief Ends the transfer: landed, or failed if any part failed.
-  ///
-  /// Unless it was issued, the device must no longer access its memory if it failed.
-  void settle();
-
   /// @brief Removes the storage, of a transfer that has ended or that others run behind: its record may be taken much
   /// later, and must not keep the memory allocated until then.
   std::shared_ptr<Storage> take_storage() { return std::move(block.storage); }
@@ -139,48 +109,11 @@ class Transfer {
   /// @brief Makes `stream` wait for the same; a source that fails is not waited for.
   void queue_wait_ready(StreamHandle stream) const;
 
-  /// @brief Blocks until the transfer has ended.
-  /// @return false if it failed
-  bool wait_landed() const;
-
-  /// @brief Blocks until issued, and makes `stream` wait for `done`.
-  /// @param arrival recorded when the stream reaches the wait
-  /// @throws TransferError, BytesDiffer if the transfer failed
-  void make_wait(StreamHandle stream, Event& arrival);
-
-  /// @return whether it has landed and `stream` waited for it, so that work queued there from now on runs behind it.
-  /// Makes no driver calls, like the two functions below.
-  [[nodiscard]] bool precedes(StreamId stream) const;
-  [[nodiscard]] bool was_waited_for() const;  ///< landed, and some stream has waited for it
-  [[nodiscard]] bool has_landed() const;
-
-  [[nodiscard]] bool is_device_free() const;  ///< the device memory is no longer accessed
-  [[nodiscard]] bool is_finished() const;     ///< neither the device memory nor the block is accessed
-  [[nodiscard]] bool has_failed() const;
-
-  /// @throws TransferError, BytesDiffer if the transfer failed
-  void check_not_failed() const;
-  [[nodiscard]] std::string error_text() const;
-
-  /// @return when a finished transfer that did not fail started or ended, seconds of CLOCK_MONOTONIC
+  /// @return when a finished transfer that did not fail started, seconds of CLOCK_MONOTONIC
   [[nodiscard]] double start_seconds() const;
-  [[nodiscard]] double end_seconds() const;
 
  private:
-  enum class State { kQueued, kIssued, kLanded, kFailed };
-  [[nodiscard]] State state() const;
-  void set_state(State state);
-
   const std::shared_ptr<Driver> driver_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  State state_ = State::kQueued;
-  bool is_issued_ = false;  // `done` is when the device has finished with it, even if it fails
-  int num_parts_ = 1;
-  std::string error_;
-  std::optional<uint64_t> changed_at_;  // offset of the first MiB that differs
-  double landed_seconds_ = 0;
-  std::optional<StreamId> waited_by_;                 // the last stream that was made to wait for it
   std::unique_ptr<Event> start_;                      // null: it starts behind `ready` and `predecessors_`
   std::vector<std::shared_ptr<Event>> predecessors_;  // what the lane's stream waited for
 };

@@ -4,39 +4,45 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "lmswap/lanes/transfer.h"
 
 namespace lmswap {
 
-/// @brief An index of transfers by the bytes of the tier that they access. Not thread-safe.
+/// @brief An index of the transfers of one slab by the bytes that they access. Not thread-safe.
 ///
 /// A step may release thousands of blocks, so lookups by block take logarithmic time.
 class PendingTransfers {
  public:
   void add(const TransferPointer& transfer);
 
+  /// @brief Removes a transfer that was added.
+  void remove(const TransferPointer& transfer);
+
   /// @brief Removes and returns the transfers whose bytes all lie within the block.
   std::vector<TransferPointer> take_within(const Block& block);
 
-  /// @brief Removes and returns transfers in the order in which they were added, up to the first that `stays`.
-  std::vector<TransferPointer> take_until(const std::function<bool(const TransferPointer&)>& stays);
+  /// @brief Removes and returns finished transfers in the order in which they were added, up to the first unfinished,
+  /// if there are twice as many as after the last removal: polling each of them at each copy would be quadratic, as a
+  /// host that is a step ahead has a step's copies pending.
+  std::vector<TransferPointer> take_finished_if_many();
+
+  /// @brief Removes and returns all transfers in the order in which they were added.
+  std::vector<TransferPointer> take_all();
 
   /// @return the transfers that access bytes of the block
   [[nodiscard]] std::vector<TransferPointer> overlapping(const Block& block) const;
 
-  [[nodiscard]] bool any_of(const std::function<bool(const TransferPointer&)>& predicate) const;
   [[nodiscard]] size_t size() const { return entries_.size(); }
 
  private:
+  static constexpr size_t kFew = 64;
   struct Entry;
   using Entries = std::list<Entry>;
-  using ByOffset = std::multimap<std::pair<const Storage*, uint64_t>, Entries::iterator>;
+  using ByOffset = std::multimap<uint64_t, Entries::iterator>;
   struct Entry {
     TransferPointer transfer;
     ByOffset::iterator position;
@@ -45,6 +51,7 @@ class PendingTransfers {
   Entries entries_;  // in the order in which they were added
   ByOffset by_offset_;
   uint64_t longest_bytes_ = 0;
+  size_t most_ = kFew;  // with more, finished ones are removed
 };
 
 }  // namespace lmswap

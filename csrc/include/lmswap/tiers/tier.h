@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -92,16 +93,15 @@ class Tier {
   [[nodiscard]] uint64_t limit_bytes() const { return limit_bytes_; }
 
  private:
-  static constexpr size_t kFewPending = 64;
   struct Slab {
     std::shared_ptr<Storage> storage;
     Arena arena;
-    bool is_kept = false;  // the one for planned offsets; the others are freed with their last block
+    bool is_kept = false;      // the one for planned offsets; the others are freed with their last block
+    PendingTransfers pending;  // of released blocks, in the order of their release; some may have finished
   };
   void check_limit(uint64_t more_bytes, uint64_t kept_bytes) const;
-  void drop_empty_slabs(Storages& dropped);
-  Storages remove_finished();  // from `pending_`
-  [[nodiscard]] bool must_poll(const TransferPointer& user) const;
+  Storages free_slabs();
+  Slab& slab_of(const Block& block);
   std::shared_ptr<Storage> make_storage(uint64_t nbytes);
   [[nodiscard]] bool has_kept() const { return !slabs_.empty() && slabs_.front().is_kept; }
   std::optional<Block> find_room(uint64_t offset, uint64_t nbytes);
@@ -116,10 +116,8 @@ class Tier {
 
   const std::string name_;
   const uint64_t limit_bytes_;
-  std::list<Slab> slabs_;              // the kept one first
-  PendingTransfers pending_;           // of released blocks, in the order of their release; some may have finished
-  size_t most_pending_ = kFewPending;  // with more, finished ones are removed
-  bool must_poll_ = false;             // whether some of them must be removed as soon as they finish
+  std::list<Slab> slabs_;                       // the kept one first
+  std::deque<TransferPointer> of_freed_slabs_;  // unfinished copies, which keep the storage of freed slabs allocated
   bool wipes_ = false;
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
   bool is_making_room_ = false;  // one thread at a time does
