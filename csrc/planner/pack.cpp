@@ -138,8 +138,8 @@ std::vector<Order> first_orders(const std::vector<Block>& blocks) {
   };
 }
 
-// Blocks that are all held at one time, as the nested swaps of a chain of layers: the packing that first fit in the first
-// order would find, which takes time with the square of their number there.
+// Blocks that are all held at one time, as the nested swaps of a chain of layers: the packing that first fit in the
+// first order would find, which takes time with the square of their number there.
 std::optional<Packing> stack(const std::vector<Block>& blocks, Bytes apart_bytes, Bytes held_bytes) {
   Bytes total_bytes = 0;
   for (const auto& block : blocks) {
