@@ -264,8 +264,8 @@ def test_a_tensor_that_is_changed_after_it_was_saved_is_an_error():
 
 
 def places_are_rounded_to_powers_of_two(patch: pytest.MonkeyPatch) -> None:
-    def rounded(blocks, unit_bytes):
-        return [replace(block, nbytes=1 << (max(block.nbytes, unit_bytes) - 1).bit_length()) for block in blocks]
+    def rounded(nbytes, unit_bytes):
+        return 1 << (max(nbytes, unit_bytes) - 1).bit_length()
 
     patch.setattr("lmswap.planner.memory.pack_tier._rounded", rounded)
 
