@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import lmswap
-from lmswap.cli import diff, doctor, links, plan, profile, verify
+from lmswap.cli import bench, diff, doctor, links, plan, profile, verify
 from lmswap.errors import LmswapError, without_path
 from lmswap.reporting.text import print_result
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2: refused or failed, with a sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own = _num_own(arguments)
-    options = make_parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
+    options = make_parser().parse_args(arguments[:own], argparse.Namespace(words=arguments, rest=arguments[own:]))
     try:
         return int(options.run(options))
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _num_own(arguments: Sequence[str]) -> int:
-    """Return the number of arguments to parse here: a profiled script has a parser of its own."""
+    """Return the number of arguments to parse here: a benchmark and a profiled script have parsers of their own."""
+    if arguments[:1] == ["bench"]:
+        return 2
     return arguments.index("--") if arguments[:1] == ["profile"] and "--" in arguments else len(arguments)
 
 
@@ -53,6 +55,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lmswap {lmswap.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (doctor, links, plan, diff, profile, verify):
+    for command in (doctor, links, plan, diff, profile, verify, bench):
         command.add_to(commands)
     return parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,8 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--tier", choices=("host", "disk", "compressed", "peer"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
+    for moved in ("--ranks", "--network"):  # to benchmarks.distributed, which `run` names for one release
+        parser.add_argument(moved, help=argparse.SUPPRESS)
     parser.add_argument("--all-buffers", action="store_true", help="print all buffers, not the ten largest")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too")
@@ -77,6 +80,9 @@ def run(options: argparse.Namespace) -> int:
     from lmswap.analyze.memory import StepMemory
     from lmswap.planner import simulate
 
+    if options.ranks is not None or options.network is not None:
+        command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
+        raise OptionError(f"--ranks and --network have moved out of the package; in a checkout, run: {command}")
     page = check_can_write(options.html, ENDING) if options.html else None
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
     program = read_described(options.program, Program.from_json)

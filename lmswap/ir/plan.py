@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -113,6 +114,12 @@ class Plan:
         bound_seconds = self.certificate.seconds if self.certificate else 0.0
         return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
+    @property
+    def reruns(self) -> tuple[Recompute, ...]:
+        """The former name of ``recomputes``, to be removed after one release."""
+        _warn_of_former_name("Plan.reruns", "Plan.recomputes")
+        return self.recomputes
+
     def acts_as(self, other: Plan) -> bool:
         """Whether both have the same swaps and recomputes."""
         return (self.swaps, self.recomputes) == (other.swaps, other.recomputes)
@@ -162,3 +169,14 @@ class Plan:
 
 def _plan(data: Mapping[str, Any]) -> Plan:
     return from_fields(Plan, {**data, "recomputes": data["reruns"]})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Rerun":
+        _warn_of_former_name("lmswap.ir.plan.Rerun", "lmswap.ir.plan.Recompute")
+        return Recompute
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def _warn_of_former_name(former: str, name: str) -> None:
+    warnings.warn(f"{former} is now {name}; its former name will be removed", DeprecationWarning, stacklevel=3)

@@ -283,6 +283,7 @@ def commands_of(parser, name):
 def test_the_example_in_each_help_is_one_that_the_command_takes():
     benchmark = "python -m benchmarks.unet3d"
     found = {**dict(commands_of(entry.make_parser(), "lmswap")), **dict(commands_of(unet3d.make_parser(), benchmark))}
+    del found["lmswap bench"]  # only names the command that took its place
     assert len(found) > 8
     for name, parser in found.items():
         heading, _, example = (parser.epilog or "").partition(": ")
@@ -315,6 +316,21 @@ def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_ranks_name_the_command_that_took_their_place_with_the_same_arguments(capsys):
+    line = "program.json --budget 40% --ranks 16 --network ac922 --json"
+    assert entry.main(["plan", *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert f"python -m benchmarks.distributed predict {line}\n" in shown.err
+    assert not shown.out and shown.err.count("\n") == 1
+
+
+def test_bench_names_the_command_that_took_its_place_with_the_same_arguments(capsys):
+    assert entry.main(["bench", "unet3d", "compare", "--sizes", "144", "--data", "my scans", "--help"]) == 2
+    shown = capsys.readouterr()
+    assert "python -m benchmarks.unet3d compare --sizes 144 --data 'my scans' --help\n" in shown.err
+    assert not shown.out and shown.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -329,7 +345,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path, capsys, li
     assert capsys.readouterr().err == said.format(*places) + "\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["cure"], ["plan", "x.json"]])
+@pytest.mark.parametrize("arguments", [[], ["cure"], ["bench"], ["bench", "resnet"], ["plan", "x.json"]])
 def test_unknown_commands_and_missing_arguments_show_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         entry.main(arguments)

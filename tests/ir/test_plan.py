@@ -4,6 +4,7 @@ import math
 import pytest
 
 from lmswap.errors import OptionError
+from lmswap.ir import plan as plan_module
 from lmswap.ir.certificate import Certificate
 from lmswap.ir.plan import Plan, Recompute, Swap
 
@@ -43,3 +44,14 @@ def test_a_missing_field_without_a_default_is_an_option_error(field):
 def test_a_plan_is_as_far_above_the_best_as_its_certificate_leaves_open():
     assert PLAN.excess == pytest.approx(0.25)
     assert Plan("none", 1, (), 0.0, 0).excess is None
+
+
+def test_former_names_are_the_same_objects_with_a_deprecation_warning():
+    with pytest.warns(DeprecationWarning, match="lmswap.ir.plan.Rerun is now lmswap.ir.plan.Recompute") as warned:
+        assert plan_module.Rerun is Recompute
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=r"Plan\.reruns is now Plan\.recomputes") as warned:
+        assert PLAN.reruns is PLAN.recomputes
+    assert warned[0].filename == __file__
+    with pytest.raises(AttributeError, match="has no attribute 'Rerum'"):
+        plan_module.Rerum  # noqa: B018
