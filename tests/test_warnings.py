@@ -355,16 +355,17 @@ SQUEEZED = {
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 @pytest.mark.parametrize("squeezed", quick_of(SQUEEZED, ["a loss that takes more than was assumed"]))
-def test_a_step_for_which_no_plan_fits_any_more_keeps_its_plan(squeezed, tmp_path, device):
+def test_a_step_for_which_no_plan_fits_any_more_follows_the_least(squeezed, tmp_path, device):
     case, file = SQUEEZED[squeezed], tmp_path / "plan.json"
     expected, _ = train_with(**case)
     # On a GPU, yielded gradients are in a segment of 20 MiB at least.
     actual, notes = train_with(**case, save=file, budget="50%" if device.type == "cpu" else "100%")
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-    stays = [note for note in notes if note.startswith("the plan stays as it was after step ")]
+    answers = "the plan stays as it was after step ", "no plan fits the budget, and this one takes the least"
+    answered = [note for note in notes if any(answer in note for answer in answers)]
     # A larger loss after the first steps is growth on a GPU, whose allocator keeps its memory between steps.
     grows = "held_bytes" in case or (device.type == "cuda" and case["losses"][-1] is heavy_loss)
-    assert len(stays) == (case["losses"][0] is heavy_loss or grows)  # noted once
+    assert len(answered) == (case["losses"][0] is heavy_loss or grows)  # noted once
     pinned, _ = train_with(**case, plan=file)
     assert all(torch.equal(a, b) for a, b in zip(pinned, expected, strict=True))
 

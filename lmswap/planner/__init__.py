@@ -6,7 +6,6 @@ timeline; `verify` checks a plan by independent code.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
@@ -64,7 +63,7 @@ __all__ = [
 
 def import_search() -> None:
     """Imports what only steps that do not fit as they are need: scipy, which takes 0.4 s and 36 MiB."""
-    importlib.import_module("lmswap.planner.bound.price_lp")
+    from lmswap.planner.bound import price_lp  # noqa: F401
 
 
 def check_policy(policy: object) -> None:

@@ -21,6 +21,9 @@ class NoMemory:
 
     peak_tensor_bytes = used_tensor_bytes
 
+    def reports_changes(self):
+        return True
+
     def tensor_changes(self, start_seconds, stop_seconds):
         return ()
 

@@ -131,7 +131,12 @@ def test_a_browser_draws_the_page_and_shows_the_hovered_buffer(tmp_path):
     num_spans = sum(len(lane["spans"]) for lane in step["lanes"])
     assert seen.count("<rect ") == num_spans + sum(len(buffer["bars"]) for buffer in step["buffers"])
     assert seen.count("<path ") == 3  # the two curves and the budget
-    for words in ("budget", "compute, measured", "conv · 3.00 MiB", "12.00 MiB"):
+    for words in (
+        "budget",
+        "compute, measured",
+        "conv · 3.00 MiB",
+        "12.00 MiB (growth of resident memory since enable)",
+    ):
         assert f">{words}</" in seen
     about = seen[seen.index('<div id="about"') :]
     assert "<div>keep: a gradient</div><div>on the device for 1 s from 4.5 s (predicted)</div>" in about
