@@ -105,6 +105,8 @@ def _draw_level(
         va="top" if hangs else "bottom",
         color=colour,
         fontweight="bold",
+        bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1},  # above the memory curve
+        zorder=4,
     )
 
 
