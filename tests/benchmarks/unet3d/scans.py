@@ -46,3 +46,9 @@ def write_subject(
 def make_subject(root: Path, case: str = "case_1", seed: int = 0) -> Subject:
     write_subject(root / case, case, random_volumes(seed))
     return next(subject for subject in find_subjects(root) if subject.name == case)
+
+
+def make_subjects(root: Path, count: int) -> None:
+    """Subjects case_0, case_1 … with different volumes."""
+    for number in range(count):
+        write_subject(root / f"case_{number}", f"case_{number}", random_volumes(number))

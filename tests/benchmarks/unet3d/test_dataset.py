@@ -4,15 +4,14 @@ import pytest
 from benchmarks.unet3d import preprocess
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.dataset import prepare_data
-from tests.benchmarks.unet3d.scans import make_subject, random_volumes, write_subject
+from tests.benchmarks.unet3d.scans import make_subject, make_subjects, random_volumes, write_subject
 
 
 @pytest.fixture
 def root(tmp_path):
     """Five subjects: one complete, one without a modality, one of wrong shape, one without labels, one cut off."""
     root = tmp_path / "scans"
-    for number in range(5):
-        make_subject(root, f"case_{number}", number)
+    make_subjects(root, 5)
     (root / "case_1" / "case_1_flair.nii.gz").unlink()
     write_subject(root / "case_2", "case_2", [np.ones((12, 10, 9), np.int16)], suffixes=("t2",))
     write_subject(root / "case_3", "case_3", [np.zeros((12, 10, 8), np.uint8)], suffixes=("seg",))

@@ -21,7 +21,7 @@ from benchmarks.unet3d.preprocess import Place, load_labels, resample_labels
 from benchmarks.unet3d.scores import Score, score_regions
 from benchmarks.unet3d.split import draw_split
 from tests.benchmarks.unet3d.killed import SMALL
-from tests.benchmarks.unet3d.scans import make_subject
+from tests.benchmarks.unet3d.scans import make_subject, make_subjects
 
 SIZES = (32, 48)
 
@@ -35,8 +35,7 @@ def small_network(monkeypatch):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("scans")
-    for number in range(10):
-        make_subject(root / "scans", f"case_{number}", number)
+    make_subjects(root / "scans", 10)
     return {size: prepare_data(root / "scans", size, root / "cubes", lambda done, total: None) for size in SIZES}
 
 
@@ -207,8 +206,7 @@ def test_made_subjects_are_trained_on_resumed_and_scored_at_two_sizes(tmp_path, 
 
 
 def test_damaged_subjects_end_a_training_unless_skipped(tmp_path, capsys):
-    for number in range(4):
-        make_subject(tmp_path / "scans", f"case_{number}", number)
+    make_subjects(tmp_path / "scans", 4)
     (tmp_path / "scans" / "case_2" / "case_2_t2.nii.gz").write_bytes(b"")
     (tmp_path / "scans" / "case_0" / "case_0_t1.nii.gz").unlink()
     line = f"train --size 32 --data {tmp_path}/scans --output {tmp_path}/out --folder {tmp_path}/work --epochs 1"

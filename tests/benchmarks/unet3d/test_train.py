@@ -16,7 +16,7 @@ from benchmarks.unet3d.dataset import prepare_data
 from benchmarks.unet3d.split import draw_split
 from benchmarks.unet3d.train import BEST, CHECKPOINT, LOG, Settings
 from tests.benchmarks.unet3d.killed import SMALL, reported, run, start
-from tests.benchmarks.unet3d.scans import make_subject
+from tests.benchmarks.unet3d.scans import make_subjects
 
 EPOCHS = 2
 
@@ -29,8 +29,7 @@ def small_network(monkeypatch):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("scans")
-    for number in range(5):
-        make_subject(root / "scans", f"case_{number}", number)
+    make_subjects(root / "scans", 5)
     return prepare_data(root / "scans", 32, root / "cubes", lambda done, total: None)
 
 
