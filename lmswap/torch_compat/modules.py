@@ -24,8 +24,9 @@ def all_own_tensors(model: nn.Module) -> list[Tensor | None]:
         if module is None or id(module) in seen:
             continue
         seen.add(id(module))
-        tensors += module._parameters.values()
-        tensors += module._buffers.values()
+        parameters, buffers = own_tensors(module)
+        tensors += parameters.values()
+        tensors += buffers.values()
         left += module._modules.values()
     return tensors
 
