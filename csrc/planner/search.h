@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "place.h"
+#include "schedule_copies.h"
 #include "schedule.h"
 
 namespace lmswap::planner {

@@ -1,4 +1,4 @@
-#include "place.h"
+#include "schedule_copies.h"
 
 #include <algorithm>
 #include <functional>
