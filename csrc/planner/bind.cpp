@@ -22,7 +22,7 @@ using Points = std::vector<std::pair<Bytes, double>>;
 
 void make_step(Step* self, std::vector<double> seconds, std::vector<Bytes> scratch_bytes,
                const std::vector<bool>& repeatable, const Lists& reads, const Lists& writes, std::vector<Bytes> nbytes,
-               const std::vector<int>& life, const std::vector<std::tuple<int, int, int>>& segments) {
+               const std::vector<int>& lifetime, const std::vector<std::tuple<int, int, int>>& segments) {
   new (self) Step;
   self->seconds = std::move(seconds);
   self->scratch_bytes = std::move(scratch_bytes);
@@ -30,7 +30,7 @@ void make_step(Step* self, std::vector<double> seconds, std::vector<Bytes> scrat
   self->reads = Rows(reads);
   self->writes = Rows(writes);
   self->nbytes = std::move(nbytes);
-  for (const int kind : life) self->life.push_back(static_cast<Life>(kind));
+  for (const int kind : lifetime) self->lifetime.push_back(static_cast<Lifetime>(kind));
   for (const auto& [start, stop, forward] : segments) self->segments.push_back({start, stop, forward});
   self->derive();
 }
@@ -42,7 +42,7 @@ NB_MODULE(_core, module) {
   using namespace lmswap::planner;
   nb::class_<Step>(module, "Step")
       .def("__init__", &make_step, "seconds"_a, "scratch_bytes"_a, "repeatable"_a, "reads"_a, "writes"_a, "nbytes"_a,
-           "life"_a, "segments"_a);
+           "lifetime"_a, "segments"_a);
   nb::class_<Link>(module, "Link")
       .def(
           "__init__",
@@ -53,48 +53,49 @@ NB_MODULE(_core, module) {
           },
           "out"_a, "into"_a, "both_factor"_a, "compute_factor"_a, "host_op_seconds"_a, "host_copy_seconds"_a);
   nb::class_<Swap>(module, "Swap")
-      .def_ro("copy", &Swap::copy)
+      .def_ro("version", &Swap::version)
       .def_ro("out_start", &Swap::out_start)
       .def_ro("release", &Swap::release)
       .def_ro("in_start", &Swap::in_start)
       .def_ro("first_use", &Swap::first_use);
-  nb::class_<Found>(module, "Found")
-      .def_ro("fits", &Found::fits)
-      .def_ro("seconds", &Found::seconds)
-      .def_ro("excess_bytes", &Found::excess_bytes)
-      .def_ro("swaps", &Found::swaps)
-      .def_ro("evaluations", &Found::evaluations)
-      .def_ro("worst_op", &Found::worst_op)
-      .def_prop_ro("reruns", [](const Found& found) {
+  nb::class_<SearchResult>(module, "SearchResult")
+      .def_ro("fits", &SearchResult::fits)
+      .def_ro("seconds", &SearchResult::seconds)
+      .def_ro("excess_bytes", &SearchResult::excess_bytes)
+      .def_ro("swaps", &SearchResult::swaps)
+      .def_ro("evaluations", &SearchResult::evaluations)
+      .def_ro("worst_op", &SearchResult::worst_op)
+      .def_prop_ro("recomputes", [](const SearchResult& found) {
         std::vector<std::pair<int, int>> pairs;
-        for (const auto& rerun : found.reruns) pairs.emplace_back(rerun.op, rerun.position);
+        for (const auto& recompute : found.recomputes) pairs.emplace_back(recompute.op, recompute.position);
         return pairs;
       });
   nb::class_<Limits>(module, "Limits")
       .def(
           "__init__",
-          [](Limits* self, Bytes budget_bytes, Bytes tier_bytes, Bytes min_swap_bytes, bool may_swap, bool may_redo) {
-            new (self) Limits{budget_bytes, tier_bytes, min_swap_bytes, may_swap, may_redo};
+          [](Limits* self, Bytes budget_bytes, Bytes tier_bytes, Bytes min_swap_bytes, bool may_swap,
+             bool may_recompute) {
+            new (self) Limits{budget_bytes, tier_bytes, min_swap_bytes, may_swap, may_recompute};
           },
-          nb::kw_only(), "budget_bytes"_a, "tier_bytes"_a, "min_swap_bytes"_a, "may_swap"_a, "may_redo"_a);
+          nb::kw_only(), "budget_bytes"_a, "tier_bytes"_a, "min_swap_bytes"_a, "may_swap"_a, "may_recompute"_a);
   module.def("find_exactly", &find_exactly, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a,
-             nb::kw_only(), "most_states"_a);
+             nb::kw_only(), "max_states"_a);
   module.def(
       "search",
-      [](const Step& step, const Link& link, const Limits& limits, int most_evaluations, double target_seconds,
-         unsigned seed) { return Search(step, link, limits, seed).run(most_evaluations, target_seconds); },
-      nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "most_evaluations"_a,
+      [](const Step& step, const Link& link, const Limits& limits, int max_evaluations, double target_seconds,
+         unsigned seed) { return Search(step, link, limits, seed).run(max_evaluations, target_seconds); },
+      nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "max_evaluations"_a,
       "target_seconds"_a, "seed"_a);
   module.def(
       "pack",
-      [](const std::vector<std::tuple<int, int, Bytes, int, int>>& blocks, Bytes apart_bytes,
-         std::int64_t most_visits) {
+      [](const std::vector<std::tuple<int, int, Bytes, int, int>>& blocks, Bytes separation_bytes,
+         std::int64_t max_visits) {
         std::vector<Block> held;
         for (const auto& [start, stop, nbytes, above, group] : blocks) {
           held.push_back({start, stop, nbytes, above, group});
         }
-        Packing packing = pack(held, apart_bytes, most_visits);
+        Packing packing = pack(held, separation_bytes, max_visits);
         return std::make_pair(std::move(packing.offsets), packing.capacity_bytes);
       },
-      nb::call_guard<nb::gil_scoped_release>(), "blocks"_a, nb::kw_only(), "apart_bytes"_a, "most_visits"_a);
+      nb::call_guard<nb::gil_scoped_release>(), "blocks"_a, nb::kw_only(), "separation_bytes"_a, "max_visits"_a);
 }

@@ -14,10 +14,10 @@ class Curve {
   void assign(const std::vector<Bytes>& values) {
     size_ = 1;
     while (size_ < values.size()) size_ *= 2;
-    most_.assign(2 * size_, 0);
+    max_.assign(2 * size_, 0);
     added_.assign(2 * size_, 0);
-    std::copy(values.begin(), values.end(), most_.begin() + static_cast<std::ptrdiff_t>(size_));
-    for (std::size_t node = size_ - 1; node > 0; --node) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+    std::copy(values.begin(), values.end(), max_.begin() + static_cast<std::ptrdiff_t>(size_));
+    for (std::size_t node = size_ - 1; node > 0; --node) max_[node] = std::max(max_[2 * node], max_[2 * node + 1]);
   }
 
   // Adds to the runs [start, stop).
@@ -33,18 +33,18 @@ class Curve {
  private:
   void add(std::size_t node, int low, int high, int start, int stop, Bytes nbytes) {
     if (start <= low && high <= stop) {
-      most_[node] += nbytes;
+      max_[node] += nbytes;
       added_[node] += nbytes;
       return;
     }
     const int middle = (low + high) / 2;
     if (start < middle) add(2 * node, low, middle, start, stop, nbytes);
     if (stop > middle) add(2 * node + 1, middle, high, start, stop, nbytes);
-    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + added_[node];
+    max_[node] = std::max(max_[2 * node], max_[2 * node + 1]) + added_[node];
   }
 
   [[nodiscard]] int last_over(std::size_t node, int low, int high, int start, int stop, Bytes limit) const {
-    if (most_[node] <= limit || high <= start || stop <= low) return -1;
+    if (max_[node] <= limit || high <= start || stop <= low) return -1;
     if (high - low == 1) return low;
     const int middle = (low + high) / 2;
     const int found = last_over(2 * node + 1, middle, high, start, stop, limit - added_[node]);
@@ -52,7 +52,7 @@ class Curve {
   }
 
   std::size_t size_ = 0;
-  std::vector<Bytes> most_;   // of the runs below a node, with everything added at or below it
+  std::vector<Bytes> max_;    // of the runs below a node, with everything added at or below it
   std::vector<Bytes> added_;  // to all runs below a node at once
 };
 

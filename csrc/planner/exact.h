@@ -8,10 +8,10 @@
 
 namespace lmswap::planner {
 
-inline constexpr int kMostExactItems = 16;
+inline constexpr int kMaxExactItems = 16;
 
-// Empty if the step has too many buffers that can move, or `most_states` were not enough. `fits` is false if no plan
+// Empty if the step has too many buffers that can move, or `max_states` were not enough. `fits` is false if no plan
 // fits.
-std::optional<Found> find_exactly(const Step& step, const Link& link, const Limits& limits, int most_states);
+std::optional<SearchResult> find_exactly(const Step& step, const Link& link, const Limits& limits, int max_states);
 
 }  // namespace lmswap::planner

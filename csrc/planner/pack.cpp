@@ -14,16 +14,16 @@ using Order = std::vector<int>;  // of blocks: the order of placement
 // After this many tries without a better packing, a slightly worse one is accepted and improved: of 15 steps of five
 // networks, packings were up to 4 % smaller than if only better ones are accepted.
 constexpr int kPatience = 40;
-constexpr Bytes kWorseBy = 200;  // a 200th
+constexpr Bytes kToleranceDivisor = 200;  // 0.5 %
 // After this many tries without a better one it ends: of the same 15, later ones gained 3 % once, 1 % twice, else
 // nothing.
-constexpr int kGivesUp = 3000;
+constexpr int kMaxFruitlessTries = 3000;
 // A moved block is up to this many blocks below the top.
-constexpr unsigned kDeepest = 8;
+constexpr unsigned kMaxDepth = 8;
 
-bool meet(const Block& one, const Block& other) { return one.start < other.stop && other.start < one.stop; }
+bool overlap(const Block& one, const Block& other) { return one.start < other.stop && other.start < one.stop; }
 
-Bytes held_at_most(const std::vector<Block>& blocks) {
+Bytes peak_bytes(const std::vector<Block>& blocks) {
   std::vector<std::pair<int, Bytes>> changes;
   for (const auto& block : blocks) {
     changes.emplace_back(block.start, block.nbytes);
@@ -37,11 +37,12 @@ Bytes held_at_most(const std::vector<Block>& blocks) {
 
 class Packer {
  public:
-  Packer(const std::vector<Block>& blocks, Bytes apart_bytes) : blocks_(blocks), apart_bytes_(apart_bytes) {}
+  Packer(const std::vector<Block>& blocks, Bytes separation_bytes)
+      : blocks_(blocks), separation_bytes_(separation_bytes) {}
 
   // Each block in turn gets the lowest offset that is free during its lifetime; the one below it is placed before it.
   Packing first_fit(const Order& order) {
-    Packing packing{std::vector<Bytes>(blocks_.size(), kNowhere), 0};
+    Packing packing{std::vector<Bytes>(blocks_.size(), kUnplaced), 0};
     placed_.clear();
     for (const int index : order) place(index, packing);
     return packing;
@@ -54,12 +55,12 @@ class Packer {
     Bytes offset;
     Block block;
   };
-  static constexpr Bytes kNowhere = -1;
+  static constexpr Bytes kUnplaced = -1;
 
   void place(int index, Packing& packing) {
     const auto& block = blocks_[static_cast<std::size_t>(index)];
     Bytes& at = packing.offsets[static_cast<std::size_t>(index)];
-    if (at != kNowhere) return;
+    if (at != kUnplaced) return;
     Bytes offset = 0;
     if (block.above != kNone) {
       place(block.above, packing);
@@ -76,43 +77,43 @@ class Packer {
 
   // The lowest free offset for the block, from `offset` on.
   Bytes lowest_free(const Block& block, Bytes offset) {
-    met_.clear();
-    offset = beside_all_met(block, offset);
+    overlapping_.clear();
+    offset = past_all_overlapping(block, offset);
     for (const auto& other : placed_) {
       ++visits_;
-      if (!meet(other.block, block)) continue;
-      if (other.offset - offset >= block.nbytes + apart_bytes_) break;
-      met_.push_back(other);
-      if (next_allowed(block, other, offset) != offset) offset = beside_all_met(block, offset);
+      if (!overlap(other.block, block)) continue;
+      if (other.offset - offset >= block.nbytes + separation_bytes_) break;
+      overlapping_.push_back(other);
+      if (next_allowed(block, other, offset) != offset) offset = past_all_overlapping(block, offset);
     }
     return offset;
   }
 
   // Moving off one overlapping block may come too near to another; blocks further below cannot overlap any more.
-  Bytes beside_all_met(const Block& block, Bytes offset) {
+  Bytes past_all_overlapping(const Block& block, Bytes offset) {
     for (Bytes before = -1; offset != before;) {
       before = offset;
-      if (offset > 0) offset = std::max(offset, apart_bytes_);
-      for (const auto& other : met_) offset = next_allowed(block, other, offset);
-      visits_ += static_cast<std::int64_t>(met_.size());
+      if (offset > 0) offset = std::max(offset, separation_bytes_);
+      for (const auto& other : overlapping_) offset = next_allowed(block, other, offset);
+      visits_ += static_cast<std::int64_t>(overlapping_.size());
     }
-    std::erase_if(met_,
-                  [&](const Placed& other) { return other.offset + other.block.nbytes + apart_bytes_ <= offset; });
+    std::erase_if(overlapping_,
+                  [&](const Placed& other) { return other.offset + other.block.nbytes + separation_bytes_ <= offset; });
     return offset;
   }
 
   // From `offset` on: blocks with overlapping lifetimes touch, if they are of no group, or are apart.
   [[nodiscard]] Bytes next_allowed(const Block& block, const Placed& other, Bytes offset) const {
     const Bytes below = other.offset - block.nbytes, above = other.offset + other.block.nbytes;
-    if (offset <= below - apart_bytes_ || offset >= above + apart_bytes_) return offset;
-    if (block.group != kNone && block.group == other.block.group) return above + apart_bytes_;
-    return offset <= below ? below : offset <= above ? above : above + apart_bytes_;
+    if (offset <= below - separation_bytes_ || offset >= above + separation_bytes_) return offset;
+    if (block.group != kNone && block.group == other.block.group) return above + separation_bytes_;
+    return offset <= below ? below : offset <= above ? above : above + separation_bytes_;
   }
 
   const std::vector<Block>& blocks_;
-  const Bytes apart_bytes_;
-  std::vector<Placed> placed_;  // by offset
-  std::vector<Placed> met_;     // of these, by offset, those compared with the block that is placed now
+  const Bytes separation_bytes_;
+  std::vector<Placed> placed_;       // by offset
+  std::vector<Placed> overlapping_;  // of these, by offset, those compared with the block that is placed now
   std::int64_t visits_ = 0;
 };
 
@@ -140,13 +141,13 @@ std::vector<Order> first_orders(const std::vector<Block>& blocks) {
 
 // Blocks that are all held at one time, as the nested swaps of a chain of layers: the packing that first fit in the
 // first order would find, which takes time with the square of their number there.
-std::optional<Packing> stack(const std::vector<Block>& blocks, Bytes apart_bytes, Bytes held_bytes) {
+std::optional<Packing> stack(const std::vector<Block>& blocks, Bytes separation_bytes, Bytes held_bytes) {
   Bytes total_bytes = 0;
   for (const auto& block : blocks) {
     if (block.above != kNone) return std::nullopt;
     total_bytes += block.nbytes;
   }
-  if (apart_bytes > 0 || total_bytes > held_bytes) return std::nullopt;
+  if (separation_bytes > 0 || total_bytes > held_bytes) return std::nullopt;
   Packing packing{std::vector<Bytes>(blocks.size()), 0};
   const std::vector<Order> orders = first_orders(blocks);
   for (const int index : orders.front()) {
@@ -161,14 +162,14 @@ class Improver {
   Improver(const std::vector<Block>& blocks, Packer& packer) : blocks_(blocks), packer_(packer) {}
 
   // Improves `order`, whose packing is `now`; updates `best` if the result is better.
-  void improve(Order order, Packing now, Packing& best, Bytes bound, std::int64_t most_visits) {
+  void improve(Order order, Packing now, Packing& best, Bytes bound, std::int64_t max_visits) {
     Bytes smallest = now.capacity_bytes;
     int tries = 0, fruitless = 0;
-    while (best.capacity_bytes > bound && packer_.visits() < most_visits && fruitless < kGivesUp) {
+    while (best.capacity_bytes > bound && packer_.visits() < max_visits && fruitless < kMaxFruitlessTries) {
       Order next = order;
       place_earlier(next, choose(now));
       Packing found = packer_.first_fit(next);
-      const bool is_tolerable = found.capacity_bytes <= now.capacity_bytes + now.capacity_bytes / kWorseBy;
+      const bool is_tolerable = found.capacity_bytes <= now.capacity_bytes + now.capacity_bytes / kToleranceDivisor;
       if (found.capacity_bytes <= now.capacity_bytes || (tries > kPatience && is_tolerable)) {
         if (found.capacity_bytes > now.capacity_bytes) tries = 0;
         order = std::move(next);
@@ -188,21 +189,22 @@ class Improver {
   // A block at the top, or, every second time, one below it.
   int choose(const Packing& packing) {
     std::vector<int> found = ending_at(packing, packing.capacity_bytes, nullptr);
-    int chosen = any(found);
-    for (auto depth = random_() % 2 != 0 ? random_() % kDeepest : 0; depth > 0; --depth) {
+    int chosen = pick_any(found);
+    for (auto depth = random_() % 2 != 0 ? random_() % kMaxDepth : 0; depth > 0; --depth) {
       const auto& block = blocks_[static_cast<std::size_t>(chosen)];
       found = ending_at(packing, packing.offsets[static_cast<std::size_t>(chosen)], &block);
       if (found.empty()) break;
-      chosen = any(found);
+      chosen = pick_any(found);
     }
     return chosen;
   }
 
-  std::vector<int> ending_at(const Packing& packing, Bytes end, const Block* meeting) {
+  std::vector<int> ending_at(const Packing& packing, Bytes end, const Block* overlapping_with) {
     std::vector<int> found;
     for (std::size_t index = 0; index < blocks_.size(); ++index) {
       if (packing.offsets[index] + blocks_[index].nbytes != end) continue;
-      if (meeting == nullptr || meet(blocks_[index], *meeting)) found.push_back(static_cast<int>(index));
+      if (overlapping_with == nullptr || overlap(blocks_[index], *overlapping_with))
+        found.push_back(static_cast<int>(index));
     }
     return found;
   }
@@ -212,7 +214,7 @@ class Improver {
     const auto at = std::find(order.begin(), order.end(), chosen);
     std::vector<std::ptrdiff_t> targets;
     for (auto other = order.begin(); other != at; ++other) {
-      if (meet(blocks_[static_cast<std::size_t>(*other)], blocks_[static_cast<std::size_t>(chosen)]))
+      if (overlap(blocks_[static_cast<std::size_t>(*other)], blocks_[static_cast<std::size_t>(chosen)]))
         targets.push_back(other - order.begin());
     }
     if (targets.empty()) return;
@@ -221,7 +223,7 @@ class Improver {
     order.insert(order.begin() + target, chosen);
   }
 
-  int any(const std::vector<int>& of) { return of[random_() % of.size()]; }
+  int pick_any(const std::vector<int>& of) { return of[random_() % of.size()]; }
 
   const std::vector<Block>& blocks_;
   Packer& packer_;
@@ -230,11 +232,11 @@ class Improver {
 
 }  // namespace
 
-Packing pack(const std::vector<Block>& blocks, Bytes apart_bytes, std::int64_t most_visits) {
+Packing pack(const std::vector<Block>& blocks, Bytes separation_bytes, std::int64_t max_visits) {
   if (blocks.empty()) return {};
-  const Bytes bound = held_at_most(blocks);
-  if (const auto stacked = stack(blocks, apart_bytes, bound)) return *stacked;
-  Packer packer(blocks, apart_bytes);
+  const Bytes bound = peak_bytes(blocks);
+  if (const auto stacked = stack(blocks, separation_bytes, bound)) return *stacked;
+  Packer packer(blocks, separation_bytes);
   std::vector<std::pair<Packing, Order>> starts;
   for (const auto& order : first_orders(blocks)) {
     starts.emplace_back(packer.first_fit(order), order);
@@ -246,7 +248,7 @@ Packing pack(const std::vector<Block>& blocks, Bytes apart_bytes, std::int64_t m
   Packing best = starts.front().first;
   Improver improver(blocks, packer);
   for (auto& [packing, order] : starts) {
-    improver.improve(std::move(order), std::move(packing), best, bound, most_visits);
+    improver.improve(std::move(order), std::move(packing), best, bound, max_visits);
   }
   return best;
 }

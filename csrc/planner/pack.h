@@ -25,11 +25,12 @@ struct Packing {
 };
 
 // Blocks that are held at the same time get disjoint ranges, each above its `above` block (these relations are
-// acyclic). They touch each other, and offset 0, or are at least `apart_bytes` apart, as those of one group always are.
+// acyclic). They touch each other, and offset 0, or are at least `separation_bytes` apart, as those of one group always
+// are.
 //
 // First fit in several orders, the best of which is then improved: a block that reaches the top, or one below it, is
-// placed earlier, for `most_visits` comparisons of two blocks (1e8 take some 0.1 s). The problem is NP-hard; the bytes
+// placed earlier, for `max_visits` comparisons of two blocks (1e8 take some 0.1 s). The problem is NP-hard; the bytes
 // held at one time are a lower bound, at which the search ends.
-Packing pack(const std::vector<Block>& blocks, Bytes apart_bytes, std::int64_t most_visits);
+Packing pack(const std::vector<Block>& blocks, Bytes separation_bytes, std::int64_t max_visits);
 
 }  // namespace lmswap::planner

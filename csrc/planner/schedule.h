@@ -1,5 +1,5 @@
-// The schedule of given actions by gap: the ops that run, recomputes included, and the stretches in which their buffers
-// are idle.
+// The schedule of given actions by gap: the ops that run, recomputes included, and the idle intervals of their
+// buffers.
 #pragma once
 
 #include <vector>
@@ -10,35 +10,35 @@ namespace lmswap::planner {
 
 // The action for a gap between two uses of a buffer, or for the tail after its last use. A recompute may need the
 // buffer inside its gap: it is then restored early, and either kept for its next use or evicted again.
-enum class Fate : std::uint8_t { kKeep, kSwap, kSwapAgain, kRedo, kRedoAgain };
-inline constexpr int kNumFates = 5;
+enum class Action : std::uint8_t { kKeep, kSwap, kSwapAgain, kRecompute, kRecomputeAgain };
+inline constexpr int kNumActions = 5;
 
-inline bool swaps(Fate fate) { return fate == Fate::kSwap || fate == Fate::kSwapAgain; }
-inline bool redoes(Fate fate) { return fate == Fate::kRedo || fate == Fate::kRedoAgain; }
+inline bool is_swap(Action action) { return action == Action::kSwap || action == Action::kSwapAgain; }
+inline bool is_recompute(Action action) { return action == Action::kRecompute || action == Action::kRecomputeAgain; }
 
-// A time in which a buffer exists and is not used: after run `after`, before run `before`.
-struct Stretch {
-  int buffer;
-  int copy;  // which copy of the buffer
-  int gap;   // of the buffer, as planned
-  int after, before;
-  int last_write;  // the run that wrote it last
-  bool leaves;     // to the tier
+// Runs between two uses of a version of a buffer, in which it is not used.
+struct IdleInterval {
+  int buffer, version;
+  int gap;                 // whose action applies
+  int last_use, next_use;  // runs
+  int last_write;          // the run that wrote it last
+  bool is_swapped;
 };
 
 struct Run {
   int op;
   int position;  // the op of the step that runs next or now: `op` itself, or the one that needs the recompute
   int gap;       // of a recompute: the gap that it ends early or in time; otherwise -1
-  [[nodiscard]] bool is_rerun() const { return op != position; }
+  [[nodiscard]] bool is_recompute() const { return op != position; }
 };
 
-// Buffers of the step are copies 0 … n-1; those of recomputes follow in order of execution.
+// Each recompute creates a new version of what its op writes. The step's own are 0 … n-1, by buffer; those of
+// recomputes follow in order of execution.
 struct Schedule {
   std::vector<Run> runs;
-  std::vector<Stretch> stretches;  // in order of `before`
-  std::vector<Bytes> born, dead;   // by run: bytes that begin and cease to exist there; `dead` has one entry more
-  std::size_t num_copies = 0;
+  std::vector<IdleInterval> idle_intervals;         // in order of `next_use`
+  std::vector<Bytes> allocated_bytes, freed_bytes;  // by run, as it starts; `freed_bytes` has one entry more
+  std::size_t num_versions = 0;
   std::vector<int> segment_start, segment_stop;  // by segment, in runs
   std::uint64_t key = 0;                         // of the recomputes and swaps, which determine the rest
 };
@@ -47,44 +47,44 @@ class Scheduler {
  public:
   explicit Scheduler(const Step& step);
 
-  // False if the recomputes alone take more than `most_rerun_seconds`, or are more than `kMostRuns` times the step's
-  // ops: such plans are never the best.
-  bool build(const std::vector<Fate>& fates, double most_rerun_seconds, Schedule& schedule);
+  // Returns false if the recomputes alone take more than `max_recompute_seconds`, or are more than `kMaxRunsPerOp`
+  // times the step's ops: such plans are never the best.
+  bool build(const std::vector<Action>& actions, double max_recompute_seconds, Schedule& schedule);
 
-  static constexpr int kMostRuns = 4;
-  static constexpr int kDeepest = 4000;  // chain of recomputes; each costs a stack frame
+  static constexpr int kMaxRunsPerOp = 4;
+  static constexpr int kMaxDepth = 4000;  // chain of recomputes; each costs a stack frame
 
  private:
-  struct Copy {
+  struct Version {
     int buffer, birth, last_use, last_write;
-    bool leaves;  // after its last use so far
+    bool is_swapped;  // after its last use so far
   };
-  struct OwnUse {
+  struct StepUse {
     int buffer, gap;  // the gap that follows
     bool is_write, is_first;
   };
   bool run(int op);
-  bool run_again(int op, int position, int gap);
-  bool make_ready(int op, int position);
-  bool ensure(int buffer, int position);
+  bool recompute_op(int op, int position, int gap);
+  bool ensure_inputs_resident(int op, int position);
+  bool ensure_resident(int buffer, int position);
   void use(int buffer, int at, bool is_write);
-  void make(int buffer, int at);
-  void after_use_by_rerun(int buffer);
-  void finish();
+  void create(int buffer, int at);
+  void apply_action_after_recompute(int buffer);
+  void sum_lifetimes();
 
   const Step& step_;
-  std::vector<OwnUse> own_uses_;            // by op, in one array
-  std::vector<std::size_t> first_own_use_;  // by op
-  const std::vector<Fate>* fates_ = nullptr;
+  std::vector<StepUse> step_uses_;           // by op, in one array
+  std::vector<std::size_t> first_step_use_;  // by op
+  const std::vector<Action>* actions_ = nullptr;
   Schedule* out_ = nullptr;
-  std::vector<Copy> copies_;
-  std::vector<int> newest_;     // by buffer: its copy, or -1
-  std::vector<char> at_start_;  // by buffer: is resident before any op
-  std::vector<char> is_there_;  // by buffer: the same, or computed and not dropped
-  std::vector<int> gap_;        // by buffer: its current gap
-  std::vector<int> pins_;       // by buffer: ops that wait for all of their inputs to be resident
-  double rerun_seconds_left_ = 0;
-  std::size_t most_runs_ = 0;
+  std::vector<Version> versions_;
+  std::vector<int> newest_;              // by buffer: its version, or -1
+  std::vector<char> resident_at_start_;  // by buffer: resident before any op
+  std::vector<char> is_resident_;        // by buffer: not dropped for a recompute, nor yet to be computed
+  std::vector<int> gap_;                 // by buffer: its current gap
+  std::vector<int> pin_counts_;          // by buffer: ops whose inputs are being made resident
+  double recompute_seconds_left_ = 0;
+  std::size_t max_runs_ = 0;
   int depth_ = 0;
 };
 

@@ -27,38 +27,39 @@ int pop(std::vector<int>& heap, Below below) {
 
 }  // namespace
 
-Placer::Placer(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes)
+CopyScheduler::CopyScheduler(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes)
     : step_(step), link_(link), budget_bytes_(budget_bytes), tier_bytes_(tier_bytes) {}
 
-Outcome Placer::place(const Schedule& schedule, double most_seconds, std::vector<Swap>* swaps) {
+Outcome CopyScheduler::schedule(const Schedule& schedule, double max_seconds, std::vector<Swap>* result) {
   collect(schedule);
-  const auto worst = std::max_element(resident_.begin(), resident_.end());
-  if (worst != resident_.end() && *worst > budget_bytes_) {
-    return {*worst - budget_bytes_, static_cast<int>(worst - resident_.begin()), 0, 0};
+  const auto worst = std::max_element(min_bytes_.begin(), min_bytes_.end());
+  if (worst != min_bytes_.end() && *worst > budget_bytes_) {
+    return {*worst - budget_bytes_, static_cast<int>(worst - min_bytes_.begin()), 0, 0};
   }
-  double to_come = 0;
-  for (const auto& run : schedule.runs) to_come += step_.seconds[run.op];
-  double least_seconds = to_come;
-  if (least_seconds > most_seconds) return too_slow(least_seconds);
-  promised_.assign(resident_);
+  double remaining_seconds = 0;
+  for (const auto& run : schedule.runs) remaining_seconds += step_.seconds[run.op];
+  double min_seconds = remaining_seconds;
+  if (min_seconds > max_seconds) return too_slow(min_seconds);
+  reserved_.assign(min_bytes_);
   const int num_runs = static_cast<int>(schedule.runs.size());
   for (int at = 0; at < num_runs; ++at) {
-    if (!step(at)) return {short_bytes_, at, 0, least_seconds};
-    to_come -= step_.seconds[schedule.runs[at].op];
-    least_seconds = std::max(least_seconds, clock_ + to_come);
-    if (least_seconds > most_seconds) return too_slow(least_seconds);
+    if (!run_op(at)) return {excess_bytes_, at, 0, min_seconds};
+    remaining_seconds -= step_.seconds[schedule.runs[at].op];
+    min_seconds = std::max(min_seconds, clock_ + remaining_seconds);
+    if (min_seconds > max_seconds) return too_slow(min_seconds);
   }
-  if (swaps != nullptr) {
-    swaps->clear();
-    for (const auto& trip : trips_) {
-      if (!trip.stays) swaps->push_back({trip.copy, trip.out_start, trip.release, trip.in_start, trip.before});
+  if (result != nullptr) {
+    result->clear();
+    for (const auto& swap : swaps_) {
+      if (!swap.is_cancelled)
+        result->push_back({swap.version, swap.out_start, swap.release, swap.in_start, swap.next_use});
     }
   }
-  return {0, -1, clock_, least_seconds};
+  return {0, -1, clock_, min_seconds};
 }
 
-// Lists the trips, and the memory curve without their buffers.
-void Placer::collect(const Schedule& schedule) {
+// Lists the swaps, and the memory curve with all of their buffers non-resident.
+void CopyScheduler::collect(const Schedule& schedule) {
   schedule_ = &schedule;
   const auto num_runs = schedule.runs.size();
   segment_of_.resize(num_runs);
@@ -66,254 +67,258 @@ void Placer::collect(const Schedule& schedule) {
     std::fill(segment_of_.begin() + schedule.segment_start[segment],
               segment_of_.begin() + schedule.segment_stop[segment], static_cast<int>(segment));
   }
-  trips_.clear();
-  last_trip_.assign(schedule.num_copies, -1);
-  resident_.assign(num_runs + 1, 0);
-  for (const auto& stretch : schedule.stretches) {
-    if (!stretch.leaves) continue;
-    const int origin = segment_of_[stretch.after], destination = segment_of_[stretch.before];
-    if (!step_.hands_on(origin, destination)) continue;
-    const Bytes nbytes = step_.nbytes[stretch.buffer];
-    const int before_it = last_trip_[stretch.copy];
-    // A host copy of an earlier trip may be valid: that is known only when this one becomes idle.
-    const int earliest = before_it >= 0 && trips_[before_it].last_write == stretch.last_write
-                             ? stretch.after + 1
-                             : std::max(stretch.last_write + 1, schedule.segment_start[origin]);
-    if (before_it >= 0) trips_[before_it].is_last = false;
-    last_trip_[stretch.copy] = static_cast<int>(trips_.size());
+  swaps_.clear();
+  last_swap_.assign(schedule.num_versions, -1);
+  min_bytes_.assign(num_runs + 1, 0);
+  for (const auto& interval : schedule.idle_intervals) {
+    if (!interval.is_swapped) continue;
+    const int origin = segment_of_[interval.last_use], destination = segment_of_[interval.next_use];
+    if (!step_.can_pass(origin, destination)) continue;
+    const Bytes nbytes = step_.nbytes[interval.buffer];
+    const int previous = last_swap_[interval.version];
+    // A host copy of an earlier swap may be valid: that is known only when this one becomes idle.
+    const int earliest_out = previous >= 0 && swaps_[previous].last_write == interval.last_write
+                                 ? interval.last_use + 1
+                                 : std::max(interval.last_write + 1, schedule.segment_start[origin]);
+    if (previous >= 0) swaps_[previous].is_last_of_version = false;
+    last_swap_[interval.version] = static_cast<int>(swaps_.size());
     // A backward directly after its forward can receive the buffer with the copy, and release it.
-    const bool hands_over =
+    const bool is_passed_directly =
         destination != origin && schedule.segment_start[destination] == schedule.segment_stop[origin];
-    trips_.push_back({stretch.copy, stretch.last_write, stretch.after, stretch.before, nbytes, earliest,
-                      hands_over ? stretch.before : schedule.segment_stop[origin], schedule.segment_start[destination],
-                      true});
-    resident_[stretch.after + 1] -= nbytes;
-    resident_[stretch.before] += nbytes;
+    swaps_.push_back({interval.version, interval.last_write, interval.last_use, interval.next_use, nbytes, earliest_out,
+                      is_passed_directly ? interval.next_use : schedule.segment_stop[origin],
+                      schedule.segment_start[destination], true});
+    min_bytes_[interval.last_use + 1] -= nbytes;
+    min_bytes_[interval.next_use] += nbytes;
   }
   Bytes held = 0;
   for (std::size_t at = 0; at < num_runs; ++at) {
-    held += resident_[at] + schedule.born[at] - schedule.dead[at];
-    resident_[at] = held + step_.scratch_bytes[schedule.runs[at].op];
+    held += min_bytes_[at] + schedule.allocated_bytes[at] - schedule.freed_bytes[at];
+    min_bytes_[at] = held + step_.scratch_bytes[schedule.runs[at].op];
   }
-  resident_.pop_back();
-  by_earliest_.resize(trips_.size());
-  for (std::size_t number = 0; number < trips_.size(); ++number) by_earliest_[number] = static_cast<int>(number);
-  std::sort(by_earliest_.begin(), by_earliest_.end(),
-            [&](int a, int b) { return trips_[a].earliest < trips_[b].earliest; });
-  last_trip_.assign(schedule.num_copies, -1);
+  min_bytes_.pop_back();
+  by_earliest_out_.resize(swaps_.size());
+  for (std::size_t number = 0; number < swaps_.size(); ++number) by_earliest_out_[number] = static_cast<int>(number);
+  std::sort(by_earliest_out_.begin(), by_earliest_out_.end(),
+            [&](int a, int b) { return swaps_[a].earliest_out < swaps_[b].earliest_out; });
+  last_swap_.assign(schedule.num_versions, -1);
   eligible_.clear();
-  leaving_.clear();
-  copied_.clear();
-  left_.clear();
-  away_.clear();
-  next_earliest_ = next_leaving_ = next_need_ = next_segment_ = 0;
-  num_outgoing_ = 0;
-  blocked_trip_ = blocked_until_ = -1;
-  now_bytes_ = tier_used_bytes_ = short_bytes_ = 0;
+  outgoing_.clear();
+  copied_out_.clear();
+  evictable_.clear();
+  offloaded_.clear();
+  next_eligible_ = next_outgoing_ = next_need_ = next_segment_ = 0;
+  num_queued_out_ = 0;
+  blocked_swap_ = blocked_until_ = -1;
+  resident_bytes_ = tier_used_bytes_ = excess_bytes_ = 0;
   clock_ = out_end_ = in_end_ = queued_ = 0;
 }
 
 // Inline: part of every run, and longer than what the compiler inlines by itself. With it and the scheduler's inline
 // functions a search takes 15 % less.
 
-// One run, and all actions just before it. False if memory is not enough.
-inline bool Placer::step(int at) {
-  now_bytes_ -= schedule_->dead[at];
-  queue_outs(at);
-  settle(at);
-  if (!make_room(at)) return false;
-  queue_ins(at);
-  for (; next_need_ < trips_.size() && trips_[next_need_].before == at; ++next_need_) {
-    const auto& trip = trips_[next_need_];
-    wait(trip.in_end);
-    if (trip.is_last && trip.out_start != -2) tier_used_bytes_ -= pages(trip.nbytes);
+// One run, and all copies and releases just before it. Returns false if memory is not enough.
+inline bool CopyScheduler::run_op(int at) {
+  resident_bytes_ -= schedule_->freed_bytes[at];
+  queue_swap_outs(at);
+  cancel_unreleased(at);
+  if (!evict_for_run(at)) return false;
+  queue_prefetches(at);
+  for (; next_need_ < swaps_.size() && swaps_[next_need_].next_use == at; ++next_need_) {
+    const auto& swap = swaps_[next_need_];
+    wait(swap.in_end);
+    if (swap.is_last_of_version && swap.out_start != -2) tier_used_bytes_ -= pages(swap.nbytes);
   }
-  now_bytes_ += schedule_->born[at];
+  resident_bytes_ += schedule_->allocated_bytes[at];
   clock_ = run_end(at);
   queued_ += link_.host_op_seconds;
   return true;
 }
 
-inline void Placer::queue_outs(int at) {
-  for (; next_earliest_ < by_earliest_.size() && trips_[by_earliest_[next_earliest_]].earliest <= at;
-       ++next_earliest_) {
-    push(eligible_, by_earliest_[next_earliest_], idle_later());
+inline void CopyScheduler::queue_swap_outs(int at) {
+  for (; next_eligible_ < by_earliest_out_.size() && swaps_[by_earliest_out_[next_eligible_]].earliest_out <= at;
+       ++next_eligible_) {
+    push(eligible_, by_earliest_out_[next_eligible_], idle_later());
   }
-  while (!eligible_.empty() && (trips_[eligible_.front()].after < at || out_end_ <= clock_)) {
-    queue_out(pop(eligible_, idle_later()), at);
+  while (!eligible_.empty() && (swaps_[eligible_.front()].last_use < at || out_end_ <= clock_)) {
+    queue_swap_out(pop(eligible_, idle_later()), at);
   }
 }
 
-void Placer::queue_out(int number, int at) {
-  auto& trip = trips_[number];
-  if (has_good_copy(trip)) {
-    trip.out_start = -1;
-  } else if (tier_used_bytes_ + pages(trip.nbytes) > tier_bytes_) {
-    trip.stays = true;
-    promised_.add(at, trip.before, trip.nbytes);
+void CopyScheduler::queue_swap_out(int number, int at) {
+  auto& swap = swaps_[number];
+  if (has_valid_copy(swap)) {
+    swap.out_start = -1;
+  } else if (tier_used_bytes_ + pages(swap.nbytes) > tier_bytes_) {
+    swap.is_cancelled = true;
+    reserved_.add(at, swap.next_use, swap.nbytes);
     return;
   } else {
-    trip.out_start = at;
-    trip.out_end = copy(false, trip.nbytes);
-    tier_used_bytes_ += pages(trip.nbytes);
+    swap.out_start = at;
+    swap.out_end = copy(false, swap.nbytes);
+    tier_used_bytes_ += pages(swap.nbytes);
   }
-  last_trip_[trip.copy] = number;
-  add_outgoing(number);
+  last_swap_[swap.version] = number;
+  add_pending(number);
 }
 
-void Placer::add_outgoing(int number) {
-  auto& trip = trips_[number];
-  trip.out_number = num_outgoing_++;
-  if (trip.out_end > clock_) {
-    leaving_.push_back(number);
+void CopyScheduler::add_pending(int number) {
+  auto& swap = swaps_[number];
+  swap.out_order = num_queued_out_++;
+  if (swap.out_end > clock_) {
+    outgoing_.push_back(number);
   } else {
-    push(copied_, number, idle_later());
+    push(copied_out_, number, idle_later());
   }
 }
 
-// A host copy is valid for later trips while nothing is written, in the segment that the buffer was prefetched for.
-bool Placer::has_good_copy(const Trip& trip) const {
-  const int number = last_trip_[trip.copy];
+// A host copy is valid for later swaps while nothing is written, in the segment that the buffer was prefetched for.
+bool CopyScheduler::has_valid_copy(const PendingSwap& swap) const {
+  const int number = last_swap_[swap.version];
   if (number < 0) return false;
-  const auto& earlier = trips_[number];
-  return !earlier.stays && earlier.last_write == trip.last_write &&
-         segment_of_[earlier.before] == segment_of_[trip.after];
+  const auto& earlier = swaps_[number];
+  return !earlier.is_cancelled && earlier.last_write == swap.last_write &&
+         segment_of_[earlier.next_use] == segment_of_[swap.last_use];
 }
 
-// Keeps buffers that are needed now and were not released.
-inline void Placer::settle(int at) {
-  for (auto need = next_need_; need < trips_.size() && trips_[need].before == at; ++need) {
-    if (is_outgoing(trips_[need])) stay(static_cast<int>(need), at);
+// Cancels swaps whose buffers are needed now and were not released.
+inline void CopyScheduler::cancel_unreleased(int at) {
+  for (auto need = next_need_; need < swaps_.size() && swaps_[need].next_use == at; ++need) {
+    if (is_pending(swaps_[need])) cancel(static_cast<int>(need), at);
   }
   const auto& stops = schedule_->segment_stop;
   if (next_segment_ >= stops.size() || stops[next_segment_] != at) return;
   while (next_segment_ < stops.size() && stops[next_segment_] == at) ++next_segment_;
-  settle_segment(at);
+  end_segment(at);
 }
 
-// At the end of a segment, trips that are not released and cannot be later are kept, if memory is free until their
-// need, or waited for.
-void Placer::settle_segment(int at) {
-  std::vector<int> outgoing(leaving_.begin() + static_cast<std::ptrdiff_t>(next_leaving_), leaving_.end());
-  outgoing.insert(outgoing.end(), copied_.begin(), copied_.end());
-  outgoing.insert(outgoing.end(), left_.begin(), left_.end());
-  leaving_.clear();
-  copied_.clear();
-  left_.clear();
-  next_leaving_ = 0;
-  std::erase_if(outgoing, [&](int number) { return !is_outgoing(trips_[number]); });
-  const auto ending = std::partition(outgoing.begin(), outgoing.end(), [&](int n) { return trips_[n].limit != at; });
-  std::sort(outgoing.begin(), ending, [&](int a, int b) { return trips_[a].out_number < trips_[b].out_number; });
-  std::for_each(outgoing.begin(), ending, [&](int number) { add_outgoing(number); });
-  std::sort(ending, outgoing.end());  // those needed first are kept first
-  for (auto found = ending; found != outgoing.end(); ++found) {
+// At the end of a segment, swaps that are not released and cannot be later are cancelled, if memory is free until
+// their next use, or waited for.
+void CopyScheduler::end_segment(int at) {
+  std::vector<int> pending(outgoing_.begin() + static_cast<std::ptrdiff_t>(next_outgoing_), outgoing_.end());
+  pending.insert(pending.end(), copied_out_.begin(), copied_out_.end());
+  pending.insert(pending.end(), evictable_.begin(), evictable_.end());
+  outgoing_.clear();
+  copied_out_.clear();
+  evictable_.clear();
+  next_outgoing_ = 0;
+  std::erase_if(pending, [&](int number) { return !is_pending(swaps_[number]); });
+  const auto ending =
+      std::partition(pending.begin(), pending.end(), [&](int n) { return swaps_[n].release_deadline != at; });
+  std::sort(pending.begin(), ending, [&](int a, int b) { return swaps_[a].out_order < swaps_[b].out_order; });
+  std::for_each(pending.begin(), ending, [&](int number) { add_pending(number); });
+  std::sort(ending, pending.end());  // those needed first are cancelled first
+  for (auto found = ending; found != pending.end(); ++found) {
     const int number = *found;
-    const auto& trip = trips_[number];
-    if (promised_.last_over(at, trip.before, budget_bytes_ - trip.nbytes) < 0) {
-      stay(number, at);
+    const auto& swap = swaps_[number];
+    if (reserved_.last_over(at, swap.next_use, budget_bytes_ - swap.nbytes) < 0) {
+      cancel(number, at);
     } else {
       release(number, at);
     }
   }
 }
 
-void Placer::stay(int number, int at) {
-  auto& trip = trips_[number];
-  trip.stays = true;
-  promised_.add(at, trip.before, trip.nbytes);
+void CopyScheduler::cancel(int number, int at) {
+  auto& swap = swaps_[number];
+  swap.is_cancelled = true;
+  reserved_.add(at, swap.next_use, swap.nbytes);
 }
 
-void Placer::release(int number, int at) {
-  auto& trip = trips_[number];
-  wait(trip.out_end);
-  trip.release = at;
-  now_bytes_ -= trip.nbytes;
-  push(away_, number, std::greater<>());
+void CopyScheduler::release(int number, int at) {
+  auto& swap = swaps_[number];
+  wait(swap.out_end);
+  swap.release = at;
+  resident_bytes_ -= swap.nbytes;
+  push(offloaded_, number, std::greater<>());
 }
 
-Bytes Placer::run_bytes(int at) const { return schedule_->born[at] + step_.scratch_bytes[schedule_->runs[at].op]; }
+Bytes CopyScheduler::run_bytes(int at) const {
+  return schedule_->allocated_bytes[at] + step_.scratch_bytes[schedule_->runs[at].op];
+}
 
-inline bool Placer::make_room(int at) {
-  Bytes returning = 0;
-  for (auto need = next_need_; need < trips_.size() && trips_[need].before == at; ++need) {
-    if (trips_[need].release >= 0 && trips_[need].in_start < 0) returning += trips_[need].nbytes;
+inline bool CopyScheduler::evict_for_run(int at) {
+  Bytes prefetch_bytes = 0;
+  for (auto need = next_need_; need < swaps_.size() && swaps_[need].next_use == at; ++need) {
+    if (swaps_[need].release >= 0 && swaps_[need].in_start < 0) prefetch_bytes += swaps_[need].nbytes;
   }
   for (;;) {
-    short_bytes_ = now_bytes_ + returning + run_bytes(at) - budget_bytes_;
-    if (short_bytes_ <= 0) return true;
-    int best = last_needed_of_left(at);
-    if (best < 0) best = first_to_leave(at);
+    excess_bytes_ = resident_bytes_ + prefetch_bytes + run_bytes(at) - budget_bytes_;
+    if (excess_bytes_ <= 0) return true;
+    int best = last_needed_evictable(at);
+    if (best < 0) best = first_to_be_copied_out(at);
     if (best < 0) return false;
     release(best, at);
   }
 }
 
-// Releases finished trips needed later than `before`, until `wanted` fits in addition to this run.
-bool Placer::make_room_without_stall(int at, Bytes wanted, int before) {
-  while (now_bytes_ + wanted + run_bytes(at) > budget_bytes_) {
-    const int best = last_needed_of_left(at);
-    if (best < 0 || trips_[best].before <= before) return false;
+// Releases finished swaps needed later than run `needed_at`, until `wanted` bytes fit in addition to this run.
+bool CopyScheduler::evict_without_stall(int at, Bytes wanted, int needed_at) {
+  while (resident_bytes_ + wanted + run_bytes(at) > budget_bytes_) {
+    const int best = last_needed_evictable(at);
+    if (best < 0 || swaps_[best].next_use <= needed_at) return false;
     release(best, at);
   }
   return true;
 }
 
-// Of the idle trips that are copied out and not released, the one needed last; -1 if there is none.
-int Placer::last_needed_of_left(int at) {
+// Of the swaps of idle buffers that are copied out and not released, the one needed last; -1 if there is none.
+int CopyScheduler::last_needed_evictable(int at) {
   const auto needed_earlier = [&](int a, int b) {
-    return trips_[a].before != trips_[b].before ? trips_[a].before < trips_[b].before
-                                                : trips_[a].out_number > trips_[b].out_number;
+    return swaps_[a].next_use != swaps_[b].next_use ? swaps_[a].next_use < swaps_[b].next_use
+                                                    : swaps_[a].out_order > swaps_[b].out_order;
   };
-  for (; next_leaving_ < leaving_.size() && trips_[leaving_[next_leaving_]].out_end <= clock_; ++next_leaving_) {
-    push(copied_, leaving_[next_leaving_], idle_later());
+  for (; next_outgoing_ < outgoing_.size() && swaps_[outgoing_[next_outgoing_]].out_end <= clock_; ++next_outgoing_) {
+    push(copied_out_, outgoing_[next_outgoing_], idle_later());
   }
-  while (!copied_.empty() && trips_[copied_.front()].after < at) {
-    push(left_, pop(copied_, idle_later()), needed_earlier);
+  while (!copied_out_.empty() && swaps_[copied_out_.front()].last_use < at) {
+    push(evictable_, pop(copied_out_, idle_later()), needed_earlier);
   }
-  while (!left_.empty() && !is_outgoing(trips_[left_.front()])) pop(left_, needed_earlier);
-  return left_.empty() ? -1 : left_.front();
+  while (!evictable_.empty() && !is_pending(swaps_[evictable_.front()])) pop(evictable_, needed_earlier);
+  return evictable_.empty() ? -1 : evictable_.front();
 }
 
-// Of the idle trips whose copies out are unfinished, the one that ends first; -1 if there is none.
-int Placer::first_to_leave(int at) const {
-  const auto found = std::find_if(leaving_.begin() + static_cast<std::ptrdiff_t>(next_leaving_), leaving_.end(),
-                                  [&](int number) { return is_outgoing(trips_[number]) && trips_[number].after < at; });
-  return found == leaving_.end() ? -1 : *found;
+// Of the swaps of idle buffers whose copies out are unfinished, the one that ends first; -1 if there is none.
+int CopyScheduler::first_to_be_copied_out(int at) const {
+  const auto found =
+      std::find_if(outgoing_.begin() + static_cast<std::ptrdiff_t>(next_outgoing_), outgoing_.end(),
+                   [&](int number) { return is_pending(swaps_[number]) && swaps_[number].last_use < at; });
+  return found == outgoing_.end() ? -1 : *found;
 }
 
-inline void Placer::queue_ins(int at) {
-  while (!away_.empty()) {
-    const int number = away_.front();
-    auto& trip = trips_[number];
-    if (trip.before != at) {
-      if (at < trip.return_earliest || in_end_ > run_end(at)) return;
-      if (number == blocked_trip_ && at <= blocked_until_) return;
-      blocked_trip_ = number;
-      blocked_until_ = promised_.last_over(at, trip.before, budget_bytes_ - trip.nbytes);
-      if (blocked_until_ >= 0 || !make_room_without_stall(at, trip.nbytes, trip.before)) return;
+inline void CopyScheduler::queue_prefetches(int at) {
+  while (!offloaded_.empty()) {
+    const int number = offloaded_.front();
+    auto& swap = swaps_[number];
+    if (swap.next_use != at) {
+      if (at < swap.earliest_in || in_end_ > run_end(at)) return;
+      if (number == blocked_swap_ && at <= blocked_until_) return;
+      blocked_swap_ = number;
+      blocked_until_ = reserved_.last_over(at, swap.next_use, budget_bytes_ - swap.nbytes);
+      if (blocked_until_ >= 0 || !evict_without_stall(at, swap.nbytes, swap.next_use)) return;
     }
-    pop(away_, std::greater<>());
-    queue_in(trip, at);
+    pop(offloaded_, std::greater<>());
+    queue_prefetch(swap, at);
   }
 }
 
-void Placer::queue_in(Trip& trip, int at) {
-  if (trip.release == at) {  // prefetched before its memory was free for a single run
-    trip.stays = true;
+void CopyScheduler::queue_prefetch(PendingSwap& swap, int at) {
+  if (swap.release == at) {  // prefetched before its memory was free for a single run
+    swap.is_cancelled = true;
   } else {
-    trip.in_start = at;
-    trip.in_end = copy(true, trip.nbytes);
+    swap.in_start = at;
+    swap.in_end = copy(true, swap.nbytes);
   }
-  now_bytes_ += trip.nbytes;
-  promised_.add(at, trip.before, trip.nbytes);
+  resident_bytes_ += swap.nbytes;
+  reserved_.add(at, swap.next_use, swap.nbytes);
 }
 
-double Placer::run_end(int at) const {
+double CopyScheduler::run_end(int at) const {
   const double start = std::max(clock_, queued_ + link_.host_op_seconds);
   return compute_end(link_, step_.seconds[schedule_->runs[at].op], start, out_end_, in_end_);
 }
 
-double Placer::copy(bool is_in, Bytes nbytes) {
+double CopyScheduler::copy(bool is_in, Bytes nbytes) {
   queued_ += link_.host_copy_seconds;
   wait(queued_);
   return queue_copy(link_, is_in, nbytes, clock_, out_end_, in_end_);

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "schedule_copies.h"
 #include "schedule.h"
+#include "schedule_copies.h"
 
 namespace lmswap::planner {
 
@@ -17,18 +17,18 @@ struct Limits {
   Bytes budget_bytes;
   Bytes tier_bytes;
   Bytes min_swap_bytes;
-  bool may_swap, may_redo;
+  bool may_swap, may_recompute;
 };
 
-struct Rerun {
+struct Recompute {
   int op, position;
 };
 
-struct Found {
+struct SearchResult {
   bool fits = false;
   double seconds = 0;
   Bytes excess_bytes = 0;  // of the best plan found, where none fits
-  std::vector<Rerun> reruns;
+  std::vector<Recompute> recomputes;
   std::vector<Swap> swaps;
   int evaluations = 0;
   int worst_op = -1;  // where that excess is
@@ -39,8 +39,8 @@ class Search {
   // Deterministic for equal seeds.
   Search(const Step& step, const Link& link, const Limits& limits, unsigned seed);
 
-  // Stops after `most_evaluations`, or when the step takes at most `target_seconds`.
-  Found run(int most_evaluations, double target_seconds);
+  // Stops after `max_evaluations`, or when the step takes at most `target_seconds`.
+  SearchResult run(int max_evaluations, double target_seconds);
 
  private:
   struct Score {
@@ -51,27 +51,30 @@ class Search {
     }
   };
   struct Candidate {
-    std::vector<Fate> fates;
+    std::vector<Action> actions;
     Score score;
   };
   using Mask = std::uint8_t;  // of actions
 
   void find_gaps();
-  void leave_out_small();
+  void exclude_small();
   void find_classes();
-  [[nodiscard]] bool allows(int gap, Fate fate) const { return (allowed_[gap] >> static_cast<int>(fate) & 1) != 0; }
+  [[nodiscard]] bool allows(int gap, Action action) const {
+    return (allowed_[gap] >> static_cast<int>(action) & 1) != 0;
+  }
   [[nodiscard]] bool is_done() const;
   static constexpr double kAnySeconds = std::numeric_limits<double>::infinity();
-  Score evaluate(const std::vector<Fate>& fates, double most_seconds = kAnySeconds);
-  Outcome place(double most_seconds);
-  Found answer();
+  Score evaluate(const std::vector<Action>& actions, double max_seconds = kAnySeconds);
+  Outcome schedule_copies(double max_seconds);
+  SearchResult build_result();
   void start();
   void improve();
-  Score repair(std::vector<Fate>& fates, double swap_price, bool again, int most, double most_seconds = kAnySeconds);
-  [[nodiscard]] double redo_seconds(const std::vector<Fate>& fates, int buffer, int depth) const;
+  Score repair(std::vector<Action>& actions, double swap_weight, bool evict_again, int max_tries,
+               double max_seconds = kAnySeconds);
+  [[nodiscard]] double recompute_seconds(const std::vector<Action>& actions, int buffer, int depth) const;
   void anneal(Candidate current, int evaluations);
-  bool forget(std::vector<Fate>& fates);
-  int pick(const Candidate& current);
+  bool reset_around_op(std::vector<Action>& actions);
+  int pick_gap(const Candidate& current);
   void split_classes();
   void prune();
 
@@ -79,21 +82,21 @@ class Search {
   const Link& link_;
   const Limits limits_;
   Scheduler scheduler_;
-  Placer placer_;
+  CopyScheduler copy_scheduler_;
   Schedule schedule_;
   std::vector<Mask> allowed_;              // by gap
   std::vector<int> buffer_of_;             // by gap
-  std::vector<int> movable_;               // gaps with a choice, largest buffers first
-  std::vector<std::vector<int>> classes_;  // movable gaps of equal buffers made by equal ops, in order of time
-  std::vector<Fate> plain_;                // keeps all buffers with later uses
+  std::vector<int> evictable_gaps_;        // gaps with a choice of actions, largest buffers first
+  std::vector<std::vector<int>> classes_;  // evictable gaps of equal buffers made by equal ops, in order of time
+  std::vector<Action> default_actions_;    // keeps all buffers with later uses
   std::vector<Candidate> starts_;
   Candidate best_;
-  Outcome last_;
-  std::unordered_map<std::uint64_t, Outcome> placed_;  // by key of the schedule
-  int evaluations_ = 0, most_evaluations_ = 0;
+  Outcome last_outcome_;
+  std::unordered_map<std::uint64_t, Outcome> outcomes_;  // by key of the schedule
+  int evaluations_ = 0, max_evaluations_ = 0;
   double target_seconds_ = 0;
-  double free_seconds_ = 0;  // of the step when nothing is evicted
-  double copy_price_ = 0;    // seconds a byte, out and in
+  double compute_seconds_ = 0;        // of the step when nothing is evicted
+  double copy_seconds_per_byte_ = 0;  // out and in
   const unsigned seed_;
   std::mt19937_64 random_;
 };

@@ -52,7 +52,7 @@ void Step::derive() {
     for (const int buffer : reads[op]) use(buffer, op);
     for (const int buffer : writes[op]) {
       const bool is_new = found[buffer].empty();
-      if (is_new && life[buffer] != Life::kTangent) {
+      if (is_new && lifetime[buffer] != Lifetime::kTangent) {
         producer[buffer] = op;
       }
       use(buffer, op);

@@ -54,7 +54,7 @@ inline double compute_end(const Link& link, double seconds, double now, double o
   return now + (seconds < beside * share ? seconds / share : seconds + beside * (1 - share));
 }
 
-enum class Life : std::uint8_t {
+enum class Lifetime : std::uint8_t {
   kActivation,  // from the op that makes it to its last use; can be swapped or recomputed
   kToEnd,       // from the op that makes it to the end of the step
   kTangent,     // as long as the segments that use it
@@ -73,7 +73,7 @@ struct Step {
   std::vector<char> repeatable;      // by op
   Rows reads, writes;                // by op
   std::vector<Bytes> nbytes;         // by buffer
-  std::vector<Life> life;            // by buffer
+  std::vector<Lifetime> lifetime;    // by buffer
   std::vector<Segment> segments;
 
   // Derived by `derive`.
@@ -87,7 +87,7 @@ struct Step {
   [[nodiscard]] int num_buffers() const { return static_cast<int>(nbytes.size()); }
   [[nodiscard]] int num_gaps() const { return first_gap.back(); }
   // Whether the segment of `from` can pass a buffer to that of `to`.
-  [[nodiscard]] bool hands_on(int from, int to) const { return from == to || segments[to].forward == from; }
+  [[nodiscard]] bool can_pass(int from, int to) const { return from == to || segments[to].forward == from; }
 };
 
 }  // namespace lmswap::planner

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # would be no larger: the tensor gets all of it. So two slots touch, or the gap between them can be closed.
 SMALL_BYTES = 2**20
 BLOCK_BYTES = 512  # the allocator's unit
-APART_BYTES = SMALL_BYTES + BLOCK_BYTES
+SEPARATION_BYTES = SMALL_BYTES + BLOCK_BYTES
 
 
 def slot_bytes(nbytes: int) -> int:

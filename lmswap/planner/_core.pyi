@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 class Step:
-    """``life`` by buffer: 0 activation, 1 to the end of the step, 2 tangent; buffers outside the step are in no list.
+    """The ops of a step and their buffers; buffers that live outside the step are in no list.
 
+    ``lifetime`` by buffer: 0 activation, 1 to the end of the step, 2 tangent, 3 resident to its last use.
     ``segments`` are (start, stop, the forward segment of a backward one or -1).
     """
 
@@ -17,7 +18,7 @@ class Step:
         reads: Sequence[Sequence[int]],
         writes: Sequence[Sequence[int]],
         nbytes: Sequence[int],
-        life: Sequence[int],
+        lifetime: Sequence[int],
         segments: Sequence[tuple[int, int, int]],
     ) -> None: ...
 
@@ -38,36 +39,36 @@ class Link:
 class Swap:
     """As `lmswap.ir.plan.Swap`; ``out_start`` -1: an earlier host copy is valid."""
 
-    copy: int
+    version: int
     out_start: int
     release: int
     in_start: int
     first_use: int
 
-class Found:
-    """Result of a search; ``reruns`` are recomputes as (op, position)."""
+class SearchResult:
+    """Result of a search; ``recomputes`` are (op, position)."""
 
     fits: bool
     seconds: float
     excess_bytes: int
     swaps: list[Swap]
-    reruns: list[tuple[int, int]]
+    recomputes: list[tuple[int, int]]
     evaluations: int
     worst_op: int
 
 class Limits:
-    """Limits of a plan; ``may_redo`` allows recomputes."""
+    """Limits of a plan; ``may_recompute`` allows recomputes."""
 
     def __init__(
-        self, *, budget_bytes: int, tier_bytes: int, min_swap_bytes: int, may_swap: bool, may_redo: bool
+        self, *, budget_bytes: int, tier_bytes: int, min_swap_bytes: int, may_swap: bool, may_recompute: bool
     ) -> None: ...
 
 def search(
-    step: Step, link: Link, limits: Limits, *, most_evaluations: int, target_seconds: float, seed: int
-) -> Found: ...
+    step: Step, link: Link, limits: Limits, *, max_evaluations: int, target_seconds: float, seed: int
+) -> SearchResult: ...
 def pack(
-    blocks: Sequence[tuple[int, int, int, int, int]], *, apart_bytes: int, most_visits: int
+    blocks: Sequence[tuple[int, int, int, int, int]], *, separation_bytes: int, max_visits: int
 ) -> tuple[list[int], int]:
     """Blocks are (start, stop, nbytes, above, group), -1 for none; the offset of each, and the capacity."""
 
-def find_exactly(step: Step, link: Link, limits: Limits, *, most_states: int) -> Found | None: ...
+def find_exactly(step: Step, link: Link, limits: Limits, *, max_states: int) -> SearchResult | None: ...

@@ -19,7 +19,7 @@ from lmswap.planner import _core
 from lmswap.planner.build_plan import build_plan
 from lmswap.planner.problem import Problem
 
-_LIFE = {
+_LIFETIME = {
     BufferKind.ACTIVATION: 0,
     BufferKind.OUTPUT: 1,
     BufferKind.GRADIENT: 1,
@@ -32,7 +32,7 @@ _LIFE = {
 _SMALL = 1e-4
 
 # Of 300 random training steps of 8 ops half need less than 30 states, and 5 more than these, which take some 0.2 s.
-_MOST_EXACT_STATES = 50_000
+_MAX_EXACT_STATES = 50_000
 
 # A search ends in one of several local optima, of memory too: on the U-Net at 96³ the least budgets of two seeds are
 # 10 % apart.
@@ -89,7 +89,7 @@ def _work(program: Program) -> tuple[float, ...]:
 def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_recompute: bool = True) -> Plan | None:
     """The optimal plan, by exhaustive search; None if the step is too large for that, or nothing fits."""
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
-    found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, most_states=_MOST_EXACT_STATES)
+    found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, max_states=_MAX_EXACT_STATES)
     if not found or not found.fits:
         return None
     return replace(_finish(problem, policy, found), is_optimal=may_swap and may_recompute)
@@ -114,16 +114,14 @@ def plan_search(
     small = frozenset[int]() if problem.is_hopeless else _small_buffers(problem)
     # A buffer that lives to the end of the step may exist twice when its op is recomputed.
     step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
-    evaluations = (
-        effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
-    )
+    evaluations = effort * _max_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
 
-    def search(budget_bytes: int) -> _core.Found:
+    def search(budget_bytes: int) -> _core.SearchResult:
         limits = _limits(
             problem, may_swap=may_swap, may_recompute=may_recompute, budget_bytes=budget_bytes - small_bytes
         )
         target_seconds = problem.target_seconds
-        return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
+        return _core.search(step, link, limits, max_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
     if problem.is_hopeless:  # a search would run to its end: start at the proved lower bound
         needed_bytes, worst_op = problem.least_budget
@@ -148,7 +146,7 @@ def _small_buffers(problem: Problem) -> frozenset[int]:
     return frozenset(b.id for b, total in zip(own, held, strict=True) if total <= _SMALL * problem.budget_bytes)
 
 
-def _most_evaluations(num_ops: int) -> int:
+def _max_evaluations(num_ops: int) -> int:
     """How many schedules a search tries: one takes 15 to 35 ns an op, and the target is 1,000 ops in a second."""
     return int(min(24_000, 4.8e5 / max(num_ops, 1) ** 0.5))
 
@@ -159,21 +157,21 @@ def _limits(problem: Problem, *, may_swap: bool, may_recompute: bool, budget_byt
         tier_bytes=problem.tier.held_bytes,
         min_swap_bytes=problem.min_swap_bytes,
         may_swap=may_swap,
-        may_redo=may_recompute,
+        may_recompute=may_recompute,
     )
 
 
-def _finish(problem: Problem, policy: str, found: _core.Found, left_out: frozenset[int] = frozenset()) -> Plan:
+def _finish(problem: Problem, policy: str, found: _core.SearchResult, left_out: frozenset[int] = frozenset()) -> Plan:
     """The plan found for a step without the buffers ``left_out``."""
     program, tier = problem.memory.program, problem.tier.name
-    made = [buffer for op, _ in found.reruns for buffer in program.ops[op].writes]
+    made = [buffer for op, _ in found.recomputes for buffer in program.ops[op].writes]
     recomputed = [len(program.buffers) + number for number, buffer in enumerate(made) if buffer not in left_out]
-    copies = [*range(len(program.buffers)), *recomputed]  # by copy of the search: its buffer in the schedule
+    buffers = [*range(len(program.buffers)), *recomputed]  # by version of a buffer: its id in the schedule
     swaps = [
-        Swap(copies[s.copy], tier, 0, None if s.out_start < 0 else s.out_start, s.release, s.in_start, s.first_use)
+        Swap(buffers[s.version], tier, 0, None if s.out_start < 0 else s.out_start, s.release, s.in_start, s.first_use)
         for s in found.swaps
     ]
-    return build_plan(problem, policy, swaps, [Recompute(op, position) for op, position in found.reruns])
+    return build_plan(problem, policy, swaps, [Recompute(op, position) for op, position in found.recomputes])
 
 
 def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int) -> PlanInfeasible:
@@ -205,7 +203,7 @@ def _make_step(problem: Problem, left_out: frozenset[int] = frozenset()) -> _cor
         reads=[listed(op.reads) for op in program.ops],
         writes=[listed(op.writes) for op in program.ops],
         nbytes=[0 if buffer.is_resident else buffer.nbytes for buffer in program.buffers],
-        life=[_LIFE.get(buffer.kind, 1) for buffer in program.buffers],
+        lifetime=[_LIFETIME.get(buffer.kind, 1) for buffer in program.buffers],
         segments=[(s.start, s.stop, _forward_of(program, s)) for s in program.segments],
     )
 

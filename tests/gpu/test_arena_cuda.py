@@ -9,7 +9,7 @@ from types import CodeType, FrameType, SimpleNamespace
 import pytest
 import torch
 
-from lmswap.ir.arena_layout import APART_BYTES, Slot
+from lmswap.ir.arena_layout import SEPARATION_BYTES, Slot
 from lmswap.runtime.arena import Arena, Script, unused_arena_bytes
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 DEVICE = torch.device("cuda:0")
-UNIT_BYTES = APART_BYTES  # in which most places here are said
+UNIT_BYTES = SEPARATION_BYTES  # in which most places here are said
 
 
 def place(first: int, count: int) -> Slot:

@@ -155,7 +155,7 @@ def test_auto_is_near_the_optimum_of_random_steps(monkeypatch):
         except PlanInfeasible:
             auto = None
         with monkeypatch.context() as patch:
-            patch.setattr(search, "_MOST_EXACT_STATES", 3_000_000)
+            patch.setattr(search, "_MAX_EXACT_STATES", 3_000_000)
             best = plan_exactly(problem_of(step, budget_bytes, machine, link_share=1.0), policy="exact")
         assert (auto is None) == (best is None)
         if auto is not None and best is not None:
@@ -187,7 +187,7 @@ def test_the_search_expects_the_seconds_that_the_simulator_finds():
             search._make_step(problem),
             search._make_link(problem, 1.0),
             search._limits(problem, may_swap=True, may_recompute=False),
-            most_evaluations=500,
+            max_evaluations=500,
             target_seconds=0.0,
             seed=seed,
         )

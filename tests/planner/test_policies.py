@@ -325,8 +325,8 @@ def test_recomputed_copies_keep_their_ids_without_small_buffers(monkeypatch):
         gradients="gx",
     )
     small, large = (step.program.buffer_names.index(name) for name in "sa")
-    first_copy = SimpleNamespace(copy=len(step.program.buffers), out_start=3, release=3, in_start=3, first_use=4)
-    found = SimpleNamespace(reruns=[(0, 2)], swaps=[first_copy])
+    first = SimpleNamespace(version=len(step.program.buffers), out_start=3, release=3, in_start=3, first_use=4)
+    found = SimpleNamespace(recomputes=[(0, 2)], swaps=[first])
     problem = problem_of(step, 9)
     monkeypatch.setattr(search, "build_plan", lambda problem, policy, swaps, recomputes: (swaps, recomputes))
     for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):

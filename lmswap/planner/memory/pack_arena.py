@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.ir.arena_layout import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, ArenaLayout, Opening, Slot, slot_bytes
+from lmswap.ir.arena_layout import BLOCK_BYTES, SEPARATION_BYTES, SMALL_BYTES, ArenaLayout, Opening, Slot, slot_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import LOSS, BufferKind, Program
@@ -26,7 +26,7 @@ _OWN_SEGMENT_BYTES, _SEGMENT_UNIT_BYTES = 10 * 2**20, 2 * 2**20
 
 # Of 21 steps (seven networks at 70, 50 and 30 %) arenas are 1.07 times the bytes held at once, and 1.16 at most;
 # without it 1.10 and 1.31. It takes 0.1 s. `lmswap.planner.memory.fit_arena` does the rest.
-_MOST_VISITS = 100_000_000
+_MAX_VISITS = 100_000_000
 
 # Three moments at each position: dead buffers are free, prefetches allocate, the op allocates.
 _MOMENTS, _COPY_IN, _OP = 3, 1, 2
@@ -57,7 +57,7 @@ def pack_arena(
     inside, beside = (
         [residency for residency in large if bool(residency.num_held) == is_held] for is_held in (False, True)
     )
-    packing = pack(_blocks(inside), BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
+    packing = pack(_blocks(inside), BLOCK_BYTES, separation_bytes=SEPARATION_BYTES, max_visits=_MAX_VISITS)
     offsets: list[int | None] = [*packing.offsets, *[None] * len(beside)]
     found: dict[tuple[int, int], list[Slot]] = defaultdict(list)
     for offset, residency in zip(offsets, [*inside, *beside], strict=True):

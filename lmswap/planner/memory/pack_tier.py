@@ -40,18 +40,18 @@ class Packing:
 
 
 def pack(
-    blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES, *, apart_bytes: int = 0, most_visits: int = 0
+    blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES, *, separation_bytes: int = 0, max_visits: int = 0
 ) -> Packing:
     """Gives blocks that are held at the same time disjoint ranges, each rounded up to whole units.
 
-    Ranges touch each other, and offset 0, or are at least ``apart_bytes`` apart. The best of a few orders of first fit,
-    improved for ``most_visits`` (1e8 take some 0.1 s).
+    Ranges touch each other, and offset 0, or are at least ``separation_bytes`` apart. The best of a few orders of
+    first fit, improved for ``max_visits`` comparisons of two blocks (1e8 take some 0.1 s).
     """
     rows = [
         (block.start, block.stop, _rounded(block.nbytes, unit_bytes), _or_none(block.above), _or_none(block.group))
         for block in blocks
     ]
-    offsets, capacity_bytes = _core.pack(rows, apart_bytes=apart_bytes, most_visits=most_visits)
+    offsets, capacity_bytes = _core.pack(rows, separation_bytes=separation_bytes, max_visits=max_visits)
     return Packing(tuple(offsets), capacity_bytes)
 
 

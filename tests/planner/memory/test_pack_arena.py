@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmswap.ir.arena_layout import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, ArenaLayout, Slot, slot_bytes
+from lmswap.ir.arena_layout import BLOCK_BYTES, SEPARATION_BYTES, SMALL_BYTES, ArenaLayout, Slot, slot_bytes
 from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import LOSS, BufferKind, Op, Program
@@ -132,7 +132,7 @@ class Replay:
             assert place.offset % BLOCK_BYTES == 0
             assert place.offset + place.nbytes <= self.places.arena_bytes
             holes = [hole_bytes(place, other) for other in self.at.values()]
-            assert all(hole == 0 or hole >= APART_BYTES for hole in [place.offset, *holes])
+            assert all(hole == 0 or hole >= SEPARATION_BYTES for hole in [place.offset, *holes])
             self.at[tensor] = place
         assert not free
 
@@ -180,7 +180,7 @@ def test_of_equal_slots_of_known_order_the_first_freed_is_reused(lower: int):
     places = pack_arena(program, costs, Plan("none", 2**40, (), 0.0, 0))
     a = sorted(places.openings[0].slots, key=lambda place: place.offset)[lower]
     assert a in places.openings[2].slots
-    assert places.arena_bytes <= 3 * slot_bytes(8 * SCALE) + APART_BYTES
+    assert places.arena_bytes <= 3 * slot_bytes(8 * SCALE) + SEPARATION_BYTES
 
 
 def test_scratch_as_large_as_the_result_holds_its_slot_during_the_op_only():
@@ -190,7 +190,7 @@ def test_scratch_as_large_as_the_result_holds_its_slot_during_the_op_only():
         costs, scratch_bytes=(8 * SCALE, 0), pieces=((Piece(8 * SCALE, 0), Piece(8 * SCALE)), (Piece(8 * SCALE, 0),))
     )
     places = pack_arena(program, costs, Plan("none", 2**40, (), 0.0, 0), num_held={})
-    assert places.arena_bytes <= 2 * slot_bytes(8 * SCALE) + APART_BYTES
+    assert places.arena_bytes <= 2 * slot_bytes(8 * SCALE) + SEPARATION_BYTES
 
 
 MIB = 2**20

@@ -26,8 +26,8 @@ WORST_RATIO = 1.5
 
 
 @given(BLOCKS, st.sampled_from([0, 10_000]))
-def test_live_blocks_are_disjoint_with_a_capacity_near_the_bound(blocks: list[Block], most_visits: int):
-    packing = pack(blocks, most_visits=most_visits)
+def test_live_blocks_are_disjoint_with_a_capacity_near_the_bound(blocks: list[Block], max_visits: int):
+    packing = pack(blocks, max_visits=max_visits)
     ends = [offset + block.nbytes for offset, block in zip(packing.offsets, blocks, strict=True)]
     assert all(offset % PAGE_BYTES == 0 for offset in packing.offsets)
     assert all(end <= packing.capacity_bytes for end in ends)
@@ -40,24 +40,24 @@ def test_live_blocks_are_disjoint_with_a_capacity_near_the_bound(blocks: list[Bl
 
 
 @given(BLOCKS, st.randoms(use_true_random=False), st.sampled_from([0, 10_000]), st.integers(1, 5))
-def test_blocks_keep_their_order_and_distances(blocks: list[Block], random: Random, most_visits: int, apart_pages: int):
+def test_blocks_keep_their_order_and_distances(blocks: list[Block], random: Random, max_visits: int, apart_pages: int):
     blocks = [
         replace(block, above=random.choice([None, *range(index)]), group=random.choice([None, 1, 2]))
         for index, block in enumerate(blocks)
     ]
-    apart_bytes = apart_pages * PAGE_BYTES
-    packing = pack(blocks, apart_bytes=apart_bytes, most_visits=most_visits)
+    separation_bytes = apart_pages * PAGE_BYTES
+    packing = pack(blocks, separation_bytes=separation_bytes, max_visits=max_visits)
     offsets = packing.offsets
     ends = [offset + -(-b.nbytes // PAGE_BYTES) * PAGE_BYTES for offset, b in zip(offsets, blocks, strict=True)]
     for one, first in enumerate(blocks):
-        assert offsets[one] == 0 or offsets[one] >= apart_bytes
+        assert offsets[one] == 0 or offsets[one] >= separation_bytes
         if first.above is not None:
             assert ends[first.above] <= offsets[one]
         for two, second in enumerate(blocks[:one]):
             if first.start < second.stop and second.start < first.stop:
                 gap_bytes = max(offsets[one] - ends[two], offsets[two] - ends[one])
                 is_kin = first.group is not None and first.group == second.group
-                assert gap_bytes >= apart_bytes or (gap_bytes == 0 and not is_kin)
+                assert gap_bytes >= separation_bytes or (gap_bytes == 0 and not is_kin)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9)), max_size=12))
@@ -72,16 +72,16 @@ def test_nested_lifetimes_need_no_more_than_is_live(layers: list[tuple[int, int,
 
 @given(BLOCKS)
 def test_a_packing_that_is_improved_needs_no_more_than_one_that_is_not(blocks: list[Block]):
-    improved = pack(blocks, most_visits=10_000)
+    improved = pack(blocks, max_visits=10_000)
     assert improved.capacity_bytes <= pack(blocks).capacity_bytes
-    assert improved == pack(blocks, most_visits=10_000)
+    assert improved == pack(blocks, max_visits=10_000)
 
 
 def test_improving_finds_packings_that_no_greedy_order_finds():
     lives = ((5, 10, 3), (5, 7, 3), (2, 7, 3), (5, 9, 4), (8, 12, 4))
     blocks = [Block(start, stop, pages * PAGE_BYTES) for start, stop, pages in lives]
     assert live_bytes(blocks) < pack(blocks).capacity_bytes
-    assert pack(blocks, most_visits=100_000).capacity_bytes == live_bytes(blocks)
+    assert pack(blocks, max_visits=100_000).capacity_bytes == live_bytes(blocks)
 
 
 def test_consecutive_blocks_share_an_offset():
