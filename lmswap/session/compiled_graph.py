@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -16,12 +16,10 @@ from torch import fx
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
 from lmswap.capture.aot_stages import Compiled
-from lmswap.capture.caller_memory import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
-from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.output_names import input_names, results
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
 from lmswap.ir.arena_layout import ArenaLayout
@@ -29,13 +27,11 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.options import Options
 from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.runtime.arena import Script, placing
 from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
-from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.numerics_settings import NumericsGuard
 from lmswap.runtime.output_liveness import OutputLiveness, output_positions
 from lmswap.runtime.partial_backward import (
@@ -47,53 +43,22 @@ from lmswap.runtime.partial_backward import (
     insert_yield_markers,
     single_part,
 )
-from lmswap.runtime.recorder import Recorder
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
-from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
-from lmswap.session.retention import RetentionEstimate
 from lmswap.torch_compat.dynamo_cache import CacheEntry
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
-from lmswap.verify.summary import Verified
 
-
-class GraphContext(Protocol):
-    """What a graph needs of the session that owns it."""
-
-    name: str  # of the model
-    options: Options
-    device: torch.device
-    engine: SwapEngine
-    recorder: Recorder
-    meter: OpProfiler
-    losses: LossMeter
-    plans: StepPlans
-    retention: RetentionEstimate
-    verified: Verified | None
-
-    def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
-        """Plan a graph that was just captured."""
-
-    def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
-        """Register a backward that is about to run."""
-
-    def warn_budget_exceeded(self) -> None:
-        """Warn of steps that exceeded the budget."""
-
-    def differentiated_twice(self) -> str:
-        """Return the error for differentiating gradients once more."""
-
-    def note_on_graphs(self, note: str) -> None:
-        """Add a sentence on what graphs compute."""
+if TYPE_CHECKING:
+    from lmswap.session.session import Session
 
 
 class CapturedGraph:
     """One region that Dynamo captured: its compiled function, and what replanning needs."""
 
-    def __init__(self, session: GraphContext, index: int, module: fx.GraphModule) -> None:
+    def __init__(self, session: Session, index: int, module: fx.GraphModule) -> None:
         self.session, self.index = session, index
         self.entry = CacheEntry()
         self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
@@ -164,7 +129,7 @@ class _Running:
     """Records runs of a segment, from its first op to its last; a generator would cost the host twice as much."""
 
     def __init__(
-        self, session: GraphContext, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
+        self, session: Session, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
     ) -> None:
         """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
         self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
@@ -354,7 +319,7 @@ class _PlannedGraph(aot.GraphHandler):
 class SavedSequence:
     """A step that was recorded by saved-tensor hooks, instead of a captured graph."""
 
-    def __init__(self, session: GraphContext, index: int, recorded: Recorded) -> None:
+    def __init__(self, session: Session, index: int, recorded: Recorded) -> None:
         self._session, self.index, self._recorded = session, index, recorded
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.events: PlannedEvents

@@ -14,29 +14,23 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import loss_bytes, without_losses
 from lmswap.capture.merge_programs import Joined
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
-from lmswap.hardware.local_ranks import LocalRanks
-from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
-from lmswap.options import Options
 from lmswap.planner import import_search, reprice, simulate
 from lmswap.planner.cache import CachedPlan, PlanCache
 from lmswap.planner.memory.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
-from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.partial_backward import part_bytes
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
-from lmswap.session.budget import BudgetTracker
-from lmswap.session.diagnostics import Notes
-from lmswap.session.engine_setup import KnownMachine, notes_on_sample
-from lmswap.session.plan_file import PinnedPlans
+from lmswap.session.context import ModelContext
+from lmswap.session.engine_setup import notes_on_sample
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.retention import Retention, RetentionEstimate
+from lmswap.session.retention import Retention
 
 _log = logging.getLogger(__name__)
 
@@ -46,28 +40,16 @@ _NO_BUDGET_BYTES = 2**62
 class StepPlans:
     """The active plans of a model's steps, by the graphs of a step in forward order."""
 
-    def __init__(
-        self,
-        options: Options,
-        machine: KnownMachine,
-        *,
-        planner: Planner,
-        engine: SwapEngine,
-        memory: DeviceMemory,
-        budget: BudgetTracker,
-        retention: RetentionEstimate,
-        notes: Notes,
-        pinned: PinnedPlans | None,
-        node: LocalRanks | None,
-    ) -> None:
-        """Tensors get offsets in the arena of ``engine``, if it has one; ``notes`` takes sentences for reports.
+    def __init__(self, context: ModelContext, planner: Planner) -> None:
+        """Tensors get offsets in the arena of the engine, if it has one.
 
-        With ``pinned`` plans these are followed, without planning. Else the first plan of a step, and the replanned one
-        after its first runs, are those of the first rank of ``node`` that comes to it.
+        Pinned plans are followed, without planning. Else the first plan of a step, and the replanned one after its
+        first runs, are those of the first local rank that comes to it.
         """
-        self._options, self._machine = options, machine
-        self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
-        self._retention, self._notes, self._pinned, self._node = retention, notes, pinned, node
+        self._options = options = context.options
+        self._planner, self._engine, self._memory = planner, context.engine, context.memory
+        self._budget, self._retention, self._machine = context.budget, context.retention, context.machine
+        self._notes, self._pinned, self._node = context.plan_notes, context.pinned, context.node
         self._steps: dict[tuple[int, ...], PlannedStep] = {}  # in the order in which their plans were activated
         self._kind = {
             "lmswap": version("lmswap"),

@@ -9,18 +9,16 @@ from typing import Any
 from lmswap.capture.caller_memory import LossMeter, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.hardware.local_ranks import num_local_processes
-from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.options import Options
 from lmswap.planner import make_plan, reprice
 from lmswap.planner.memory.fit_arena import fit_arena
 from lmswap.planner.memory.pack_arena import pack_arena
 from lmswap.planner.memory.shrink_residency import shrink_residency
 from lmswap.progress import reported
-from lmswap.runtime.engine import SwapEngine
+from lmswap.session.context import ModelContext
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.retention import Retention
 
@@ -31,9 +29,9 @@ _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
 class Planner:
     """Searches plans of one model's steps, and lays out their tensors in an arena, if there is one."""
 
-    def __init__(self, options: Options, *, engine: SwapEngine, memory: DeviceMemory) -> None:
-        self._options, self._engine, self._memory = options, engine, memory
-        self.losses = LossMeter(memory)
+    def __init__(self, context: ModelContext) -> None:
+        self._options, self._engine, self._memory = context.options, context.engine, context.memory
+        self.losses = LossMeter(context.memory)
         self._laid_out: tuple[tuple[Program, Plan, Retention], ArenaLayout] | None = None  # the last layout
 
     @reported("planning a step", "planning")

@@ -14,17 +14,14 @@ from lmswap.capture.caller_memory import loss_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import BudgetExceeded, LmswapError, PlanInfeasible, TierError
-from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
-from lmswap.options import Options
 from lmswap.planner.cache import CachedPlan
 from lmswap.planner.calibrate import Calibration, calibrate
-from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
-from lmswap.session.budget import BudgetTracker
-from lmswap.session.diagnostics import Notes, warn
+from lmswap.session.context import ModelContext
+from lmswap.session.diagnostics import warn
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, Phase, PlannedStep
@@ -44,7 +41,7 @@ from lmswap.session.replan_triggers import (
     saves_by_accumulating,
     triggers,
 )
-from lmswap.session.retention import Retention, RetentionEstimate
+from lmswap.session.retention import Retention
 from lmswap.session.step_sequence import CompletedStep
 
 
@@ -61,22 +58,10 @@ class StepRun(NamedTuple):
 class Replanner:
     """Observes steps when they end, and replans them before their next run."""
 
-    def __init__(
-        self,
-        options: Options,
-        *,
-        plans: StepPlans,
-        planner: Planner,
-        engine: SwapEngine,
-        memory: DeviceMemory,
-        budget: BudgetTracker,
-        retention: RetentionEstimate,
-        notes: Notes,
-    ) -> None:
-        """``notes`` takes sentences for reports on its plans."""
-        self._options, self._retention = options, retention
-        self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
-        self._budget, self._notes = budget, notes
+    def __init__(self, context: ModelContext, planner: Planner, plans: StepPlans) -> None:
+        self._options, self._planner, self._plans = context.options, planner, plans
+        self._engine, self._memory, self._budget = context.engine, context.memory, context.budget
+        self._retention, self._notes = context.retention, context.plan_notes
         self._runs: dict[int, StepRun] = {}  # by the first graph of a step: its last run
         self._num_computed = 0  # offsets that the arena has computed
 

@@ -50,6 +50,7 @@ from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
+from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes, crowded_out
 from lmswap.session.engine_setup import describe_choices, has_places, open_device
 from lmswap.session.optimizer_memory import TrainableParameters
@@ -113,32 +114,23 @@ class Session:
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
         self.num_captured = 0  # of these, by Dynamo; others are further runs of one graph, or recorded by hooks
-        planner = Planner(options, engine=self.engine, memory=self.memory)
-        self.losses = planner.losses
-        self.plans = StepPlans(
+        context = ModelContext(
             options,
+            self.engine,
+            self.memory,
+            self.budget,
+            self.retention,
             machine,
-            planner=planner,
-            engine=self.engine,
-            memory=self.memory,
-            budget=self.budget,
-            retention=self.retention,
-            notes=self.plan_notes,
+            self.plan_notes,
             pinned=pinned,
             node=opened.node,
         )
-        self.traces = Traces(self.graphs, self.plans, self.recorder, self.memory, self.budget)
+        planner = Planner(context)
+        self.losses = planner.losses
+        self.plans = StepPlans(context, planner)
+        self.traces = Traces(context, self.plans, self.graphs)
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
-        self._replanner = Replanner(
-            options,
-            plans=self.plans,
-            planner=planner,
-            engine=self.engine,
-            memory=self.memory,
-            budget=self.budget,
-            retention=self.retention,
-            notes=self.plan_notes,
-        )
+        self._replanner = Replanner(context, planner, self.plans)
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, machine.now), self.note_once)
         self.has_hooks = False  # which can serve the model without graphs
         self.leaves_graphs = False  # hooks have to serve it from its next call on

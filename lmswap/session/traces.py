@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 
-from lmswap.hardware.memory import DeviceMemory
-from lmswap.runtime.recorder import Recorder
-from lmswap.session.budget import BudgetTracker
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs
+from lmswap.session.context import ModelContext
 from lmswap.session.plan_store import StepPlans
 
 # A trace that no step has used for so many is evicted: of 32 shapes in random order, one in some 400,000 steps.
@@ -25,12 +23,10 @@ MOST_SHARE = 0.25
 class Traces:
     """The traces of one model."""
 
-    def __init__(
-        self, graphs: Graphs, plans: StepPlans, recorder: Recorder, memory: DeviceMemory, budget: BudgetTracker
-    ) -> None:
+    def __init__(self, context: ModelContext, plans: StepPlans, graphs: Graphs) -> None:
         """``graphs`` are the model's; `Evicted` replaces evicted ones there."""
-        self._graphs, self._plans, self._recorder, self._memory = graphs, plans, recorder, memory
-        self._budget = budget
+        self._graphs, self._plans, self._recorder = graphs, plans, context.engine.recorder
+        self._memory, self._budget = context.memory, context.budget
         self._found_bytes: int | None = None  # held before the traces that were made since the last step began
         self._next_look = _LOOK_EVERY
         self.nbytes = 0  # that traces hold, as measured

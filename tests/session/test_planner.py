@@ -32,7 +32,8 @@ MACHINE = unit_machine()
 
 def planner(*, arena: object | None) -> Planner:
     memory = SimpleNamespace(compact=lambda: None, decommit=lambda nbytes: None)
-    return Planner(Options.parse("1GiB", tier="host"), engine=SimpleNamespace(arena=arena), memory=memory)
+    options, engine = Options.parse("1GiB", tier="host"), SimpleNamespace(arena=arena)
+    return Planner(SimpleNamespace(options=options, engine=engine, memory=memory))
 
 
 def request(step_bytes: int, **fields) -> PlanRequest:

@@ -15,6 +15,7 @@ from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held, TrainedMemory
+from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes
 from lmswap.session.engine_setup import KnownMachine
 from lmswap.session.plan_store import StepPlans
@@ -80,16 +81,15 @@ class Model:
         )
         self.retention = RetentionEstimate(lambda: False)
         self.retention.assume(retention)
-        planner = Planner(self.options, engine=engine, memory=memory)
-        search = planner.search
-        monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
-        shared = {"engine": engine, "memory": memory, "budget": self.budget, "retention": self.retention}
-        shared |= {"planner": planner, "notes": self.notes}
         self.measured: list[Machine] = []
         assumed = replace(unit_machine(), is_measured=False)
         machine = KnownMachine(assumed, lambda: self.measured.append(unit_machine()) or self.measured[-1])
-        self.plans = StepPlans(self.options, machine, pinned=None, node=None, **shared)
-        self.replanner = Replanner(self.options, plans=self.plans, **shared)
+        context = ModelContext(self.options, engine, memory, self.budget, self.retention, machine, self.notes)
+        planner = Planner(context)
+        search = planner.search
+        monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
+        self.plans = StepPlans(context, planner)
+        self.replanner = Replanner(context, planner, self.plans)
         step = self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
         self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
         self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
