@@ -17,5 +17,5 @@ first plan, as for another order of its graphs, starts at TRACED. Rules:
   what `RetentionEstimate` allows; the answer names it, and `StepPlans.adopt`, which alone activates plans, assumes it.
 - A `PlannedStep` is immutable; `StepPlans` alone replaces it. `BudgetTracker.take_share` and `widen` alone change the
   budget; an `Allowance` is its immutable split for one step.
-- Reasons are data until `replan_reasons` writes them into the report.
+- Reasons are data, of `lmswap.reporting.replan_reasons`, whose sentences the notes of reports have.
 """

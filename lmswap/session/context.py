@@ -1,4 +1,4 @@
-"""What the parts of one enabled model's session share."""
+"""The part of an enabled model that all stages of its session share."""
 
 from __future__ import annotations
 

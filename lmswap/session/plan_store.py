@@ -225,8 +225,8 @@ class StepPlans:
         allowance: Allowance,
         origin: str,
         *,
-        history: History = NO_HISTORY,
         retention: Retention | None = None,
+        history: History = NO_HISTORY,
     ) -> PlannedStep:
         """Activate ``planned`` for the step of ``graphs``, and assume the retention that it relies on.
 
@@ -236,8 +236,8 @@ class StepPlans:
             planned: its plan, of any origin.
             allowance: what the step may occupy.
             origin: of the plan, for reports.
-            history: of runs by an earlier plan of the step.
             retention: what the plan was searched for; else the most with which the allowance suffices.
+            history: of runs by an earlier plan of the step.
 
         Raises:
             TierError: the tier has no room for it.

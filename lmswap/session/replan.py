@@ -17,23 +17,18 @@ from lmswap.errors import BudgetExceeded, LmswapError, PlanInfeasible, TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.planner.cache import CachedPlan
 from lmswap.planner.calibrate import Calibration, calibrate
+from lmswap.reporting.replan_reasons import CompressedExcess, HeldGrowth, InUseGrowth, Trigger, UnusedMargin
 from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
-from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.allowance import GROWTH_BYTES
 from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import warn
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, Phase, PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.replan_reasons import reason
 from lmswap.session.replan_triggers import (
-    CompressedExcess,
-    HeldGrowth,
-    InUseGrowth,
     StepObservation,
-    Trigger,
-    UnusedMargin,
     counted,
     excess_held_bytes,
     merged,
@@ -41,7 +36,6 @@ from lmswap.session.replan_triggers import (
     saves_by_accumulating,
     triggers,
 )
-from lmswap.session.retention import Retention
 from lmswap.session.step_sequence import CompletedStep
 
 
@@ -243,23 +237,28 @@ class Replanner:
 
     def _replan(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
         """Answer the triggers ``found`` for ``step``: by a cached plan, or by one search. Add a note."""
-        program, after = step.joined.program, self._after_step()
+        program = step.joined.program
         if self._options.plan is not None:
-            self._notes.append(f"the plan stays that of '{self._options.plan}' {after}: {reason(found)}")
+            self._notes.append(f"the plan stays that of '{self._options.plan}' {self._after_step()}: {_reason(found)}")
             return
         known = self._plans.load_cached_replan(step) if any(trigger.may_be_cached for trigger in found) else None
         if known is not None:
-            self._activate(step, known, reason(found), FROM_CACHE)
+            self._activate(step, known, _reason(found), FROM_CACHE)
             return
-        is_timed = any(trigger.is_timed for trigger in found)
-        if is_timed and self._plans.is_owned_by_other_rank(program):
+        if any(trigger.is_timed for trigger in found) and self._plans.is_owned_by_other_rank(program):
             # This rank keeps its plan, and follows the new one from the next step on.
-            found, is_timed = [trigger for trigger in found if not trigger.is_timed], False
-            if not found:
-                return
+            found = [trigger for trigger in found if not trigger.is_timed]
+        if found:
+            self._search(step, found, is_priced=is_priced)
+        if any(trigger.is_timed for trigger in found):
+            self._plans.publish_replan(program, self._plans[step.graphs])
+
+    def _search(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
+        """Search a plan that answers the triggers ``found`` for ``step``, and activate it. Add a note."""
+        program, why = step.joined.program, _reason(found)
         growth = [trigger for trigger in found if isinstance(trigger, (HeldGrowth, InUseGrowth))]
         if step.is_overdrawn and len(growth) == len(found):  # a search for less growth has failed
-            self._notes.append(f"the plan stays as it was {after}: {reason(found)}, and no plan takes less")
+            self._notes.append(f"the plan stays as it was {self._after_step()}: {why}, and no plan takes less")
             return
         policy, retention = self._options.policy, self._retention.assumed
         request = merged(step, found, policy=policy, retention=retention, is_priced=is_priced)
@@ -270,17 +269,14 @@ class Replanner:
         elif not is_priced:
             self._planner.reserve_search_memory(program)
         try:
-            request, plan = self._plans.search(request)
+            met, plan = self._plans.search(request)
         except (PlanInfeasible, TierError) as error:
-            self._answer_refusal(step, request, error, reason(found))
-        else:
-            if plan.predicted_seconds <= request.most_seconds:
-                planned, limits = request.answered(plan), (request.allowance, request.retention)
-                is_active = self._activate(step, planned, reason(found), limits=limits)
-                if is_active and all(trigger.recurs for trigger in found):
-                    self._plans.remember(program, planned)
-        if is_timed:
-            self._plans.publish_replan(program, self._plans[step.graphs])
+            self._answer_refusal(step, request, error, why)
+            return
+        planned, is_of_use = met.answered(plan), plan.predicted_seconds <= met.most_seconds
+        is_active = is_of_use and self._activate(step, planned, why, met=met)
+        if is_active and all(trigger.recurs for trigger in found):
+            self._plans.remember(program, planned)
 
     def _answer_refusal(self, step: PlannedStep, request: PlanRequest, refusal: LmswapError, why: str) -> None:
         """Activate the plan that takes the least, as none fits, unless that of ``step`` does; add a note."""
@@ -296,7 +292,7 @@ class Replanner:
                 least = error.with_traceback(None)
                 continue
             why = f"{why}; no plan fits the budget, and this one takes the least"
-            if self._activate(step, met.answered(plan), why, limits=(step.allowance, met.retention)):
+            if self._activate(step, met.answered(plan), why, met=replace(met, allowance=step.allowance)):
                 self._plans.keep_overdrawn(self._plans[step.graphs])
             return
         self._keep_plan(step, why, refusal)
@@ -334,43 +330,35 @@ class Replanner:
         return f"after step {self._engine.recorder.num_steps}"
 
     def _activate(
-        self,
-        step: PlannedStep,
-        planned: CachedPlan,
-        why: str,
-        source: str = "",
-        *,
-        limits: tuple[Allowance, Retention] | None = None,
+        self, step: PlannedStep, planned: CachedPlan, why: str, source: str = "", *, met: PlanRequest | None = None
     ) -> bool:
         """Activate ``planned``, possibly of another process, instead of ``step``'s plan; add a note.
 
-        ``limits`` are those that it was searched for, by default the allowance of ``step``.
+        ``met`` is the request that it meets, if it was searched for.
 
         Returns:
             False if its tier has no room for it; then the plan of ``step`` stays.
         """
-        when = " ".join(filter(None, (self._after_step(), source)))
+        origin = f"replanned {self._after_step()} {source}".rstrip()
         is_same = planned.plan.acts_as(step.plan)
-        allowance, retention = limits or (step.allowance, None)
+        allowance, retention = (met.allowance, met.retention) if met is not None else (step.allowance, None)
+        history, made = replace(step.history, segment_seconds=()), (step.graphs, step.joined, planned)
         try:
-            self._plans.adopt(
-                step.graphs,
-                step.joined,
-                planned,
-                allowance,
-                f"replanned {when}",
-                history=replace(step.history, segment_seconds=()),
-                retention=retention,
-            )
+            self._plans.adopt(*made, allowance, origin, retention=retention, history=history)
         except TierError as error:
             self._keep_plan(step, why, error)
             return False
         if not is_same:
             self._memory.trim()  # the old plan's peak may exceed the new one's
-        self._notes.append(f"replanned {when}: {why}" + ("; the plan is the same" if is_same else ""))
+        self._notes.append(f"{origin}: {why}" + ("; the plan is the same" if is_same else ""))
         return True
 
     def _keep_plan(self, step: PlannedStep, why: str, error: LmswapError) -> None:
         """Keep the plan of ``step``, as ``error`` says that there is no other; add a note."""
         self._notes.append(f"the plan stays as it was {self._after_step()}: {why}; {error}")
         self._plans.keep_overdrawn(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
+
+
+def _reason(found: Sequence[Trigger]) -> str:
+    """Return what the triggers ``found`` at one step boundary say."""
+    return "; ".join(map(str, found))

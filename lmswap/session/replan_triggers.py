@@ -9,12 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import BufferKind
 from lmswap.planner import simulate
-from lmswap.planner.calibrate import Calibration, OpTime, host_as_measured
+from lmswap.planner.calibrate import Calibration, host_as_measured
+from lmswap.reporting.replan_reasons import (
+    AccumulatedGradients,
+    CompressedExcess,
+    HeldGrowth,
+    InUseGrowth,
+    LossExcess,
+    MisplacedTensor,
+    PredictionOff,
+    SlowPlan,
+    Trigger,
+    UnusedMargin,
+    UnusedMemory,
+    WarmUpGrowth,
+)
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, TrainedMemory
 from lmswap.session.plan_request import PlanRequest
@@ -52,105 +66,6 @@ class StepObservation:
     calibration: Calibration | None = None
     unused_reserve_bytes: int = 0
     unused_results_bytes: int = 0  # of results that the caller does not hold
-
-
-class Trigger:
-    """A reason to replan a step."""
-
-    recurs: ClassVar[bool] = True  # in the next process too: the plan is cached for it
-    may_be_cached: ClassVar[bool] = False  # an earlier process may have replanned for it
-    is_timed: ClassVar[bool] = False  # by measured seconds, for which the first rank of a machine plans
-
-
-@dataclass(frozen=True)
-class AccumulatedGradients(Trigger):
-    """Gradients are added to those of earlier steps, and memory is short."""
-
-    may_be_cached: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class HeldGrowth(Trigger):
-    """Tensors outside of the step hold more than planned."""
-
-    nbytes: int
-    recurs: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class InUseGrowth(Trigger):
-    """More than before is in use between steps besides tensors."""
-
-    nbytes: int
-    recurs: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class WarmUpGrowth(Trigger):
-    """The first steps have left more in use than planned, or fragmentation has made them exceed the budget."""
-
-    grown_bytes: int
-    fragmented_bytes: int
-
-
-@dataclass(frozen=True)
-class MisplacedTensor(Trigger):
-    """A tensor of one step was still held at offsets of the next."""
-
-    recurs: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class CompressedExcess(Trigger):
-    """Swapped tensors take more of the compressed tier than it may occupy."""
-
-    taken_bytes: int
-    limit_bytes: int
-
-
-@dataclass(frozen=True)
-class LossExcess(Trigger):
-    """The loss takes more than the plan leaves it."""
-
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class PredictionOff(Trigger):
-    """The measured step differs from its prediction."""
-
-    measured_seconds: float
-    predicted_seconds: float
-    host_seconds: float
-    worst: OpTime
-    worst_title: str
-    is_timed: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class UnusedMemory(Trigger):
-    """Less is needed outside of an arena than assumed: of the reserve, and for results that the caller may hold."""
-
-    reserve_bytes: int
-    results_bytes: int
-    may_be_cached: ClassVar[bool] = True
-    is_timed: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class SlowPlan(Trigger):
-    """By measured costs the plan may be slower than the best by a share of its time."""
-
-    excess: float
-    is_timed: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class UnusedMargin(Trigger):
-    """Growth is known, and needs less than the margin."""
-
-    nbytes: int
-    may_be_cached: ClassVar[bool] = True
 
 
 def needs_growth(step: PlannedStep, peak_bytes: int) -> bool:
@@ -320,9 +235,9 @@ def _of_calibration(
     if (step.is_overdrawn and not spared_bytes) or not step.backwards:
         return
     if calibration.is_off:
-        title = step.joined.program.ops[calibration.worst.op].title
-        seconds = calibration.measured_seconds, calibration.predicted_seconds, calibration.host_seconds
-        yield PredictionOff(*seconds, calibration.worst, title)
+        seconds, worst = (calibration.measured_seconds, calibration.predicted_seconds), calibration.worst
+        title, op_seconds = step.joined.program.ops[worst.op].title, (worst.measured_seconds, worst.predicted_seconds)
+        yield PredictionOff(*seconds, calibration.host_seconds, title, *op_seconds)
     if step.is_outgrown and not has_grown:
         yield WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes)
     if step.moves and spared_bytes + results_bytes > GROWTH_BYTES:

@@ -10,11 +10,12 @@ from torch import nn
 
 import lmswap
 from lmswap.planner import calibrate
+from lmswap.reporting.replan_reasons import AccumulatedGradients
 from lmswap.session.plan_store import FROM_CACHE
-from lmswap.session.replan_reasons import ADDS_UP
 from tests.gpu import trainings
 from tests.models import quick_of
 
+ADDS_UP = str(AccumulatedGradients())
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

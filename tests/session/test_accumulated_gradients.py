@@ -8,9 +8,10 @@ from torch import nn
 
 import lmswap
 from lmswap.hardware import memory
-from lmswap.session.replan_reasons import ADDS_UP
+from lmswap.reporting.replan_reasons import AccumulatedGradients
 from tests.session.training import bytes_of_the_heap
 
+ADDS_UP = str(AccumulatedGradients())
 # A set of gradients is 81 MiB. With one of them a step takes some 110 MiB, of which 26 are kept free; with two 190.
 WIDTH, DEPTH, BATCH = 768, 6, 256
 BUDGET = "145MiB"

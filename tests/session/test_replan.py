@@ -13,6 +13,7 @@ from lmswap.ir.program import BufferKind
 from lmswap.options import Options
 from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
+from lmswap.reporting.replan_reasons import UnusedMargin, WarmUpGrowth
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held, TrainedMemory
 from lmswap.session.context import ModelContext
@@ -22,7 +23,6 @@ from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner, StepRun
-from lmswap.session.replan_triggers import UnusedMargin, WarmUpGrowth
 from lmswap.session.retention import Retention, RetentionEstimate
 from tests.ir.build import build, unit_machine
 

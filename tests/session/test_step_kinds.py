@@ -11,10 +11,11 @@ from torch import nn
 import lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.planner import calibrate
+from lmswap.reporting.replan_reasons import AccumulatedGradients
 from lmswap.session.planner import Planner
-from lmswap.session.replan_reasons import ADDS_UP
 from tests.models import CASES, Broken, Case, quick_of
 
+ADDS_UP = str(AccumulatedGradients())
 BROKEN = Case(Broken, lambda: torch.randn(64, 128))
 
 
