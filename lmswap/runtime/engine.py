@@ -19,7 +19,6 @@ from lmswap.torch_compat.tensors import from_dlpack
 # Returns, by the number under which a buffer is moved, its name and what makes it, for reports.
 Describe = Callable[[int], tuple[str, str]]
 _numbers = itertools.count(1)
-_MOST_HELD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
 
 
 class TransferAudit(Protocol):
@@ -70,13 +69,13 @@ class SwapEngine:
         self._describe = describe
         self._audit = audit
         self.number, self._process, self._is_closed = next(_numbers), os.getpid(), False
-        self.recorder = Recorder(self, memory)
         self.arena = arena
         self._held: dict[int, torch.Tensor] = {}  # by transfer: the tensor that it reads or writes
         self._starting: dict[int, torch.Tensor] = {}  # by id, until the number of the transfer is known
         self._arriving: dict[int, int] = {}  # by handle: the transfer of its swap-in
         self.streams = Streams(device)
         self._stream = self.streams.current
+        self.recorder = Recorder(native, memory, self._stream)
         ops.ENGINES[self.number] = self
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
@@ -183,32 +182,6 @@ class SwapEngine:
     def _by_name(self, found: BytesDiffer) -> BytesChanged:
         where = "on the way out, in the tier or on the way in"
         return BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes)
-
-    def mark(self) -> int:
-        """See `lmswap.runtime.recorder.Clock`, as for the next seven."""
-        return self.native.mark(self._stream())
-
-    @property
-    def can_hold(self) -> bool:  # noqa: D102
-        return self.native.can_hold()
-
-    def hold(self) -> None:  # noqa: D102
-        self.native.hold(self._stream(), _MOST_HELD_SECONDS)
-
-    def let_go(self) -> None:  # noqa: D102
-        self.native.let_go()
-
-    def take_mark(self, mark: int) -> float:  # noqa: D102
-        return self.native.take_mark(mark)
-
-    def take_records(self) -> list[_C.TransferRecord]:  # noqa: D102
-        return self.native.take_records()
-
-    def forget_marks(self, marks: list[int]) -> None:  # noqa: D102
-        self.native.forget_marks(marks)
-
-    def forget_records(self, stop_seconds: float) -> None:  # noqa: D102
-        self.native.forget_records(stop_seconds)
 
     def begin_step(self) -> None:
         """Begin a step on the current stream."""

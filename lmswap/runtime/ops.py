@@ -10,55 +10,19 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lmswap.errors import TransferError
 from lmswap.runtime import rng
-from lmswap.runtime.streams import Streams
 from lmswap.torch_compat.tensors import conjugated, negated
 
-
-class CopyEngine(Protocol):
-    """What operators and saved-tensor hooks use of an engine; see `lmswap.runtime.engine.SwapEngine`."""
-
-    device: torch.device
-    streams: Streams
-
-    def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
-        """Queue a swap-out to ``tier``, and return its token.
-
-        Args:
-            x: a tensor on the engine's device.
-            buffer: its number in the program, for records and errors.
-            tier: name of an open tier.
-            offset: planned offset in the tier, in bytes, a multiple of the page.
-            is_whole: copy ``x``'s own bytes, not all of its storage.
-        """
-
-    def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
-        """Make the current stream wait for the swap-out of ``token``; ``x`` has no later use.
-
-        Raises:
-            TransferError: the copy failed.
-        """
-
-    def wait_out(self, token: torch.Tensor) -> None:
-        """As `out_done`, of a tensor that others may still use."""
-
-    def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
-        """Allocate memory on ``device``, queue the swap-in of ``token`` to it, and return it: uint8, of one axis."""
-
-    def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
-        """Make the current stream wait for the swap-in of ``token`` to ``flat``, which `in_start` returned.
-
-        Raises:
-            BytesChanged, TransferError: the bytes are not those swapped out, or a copy failed.
-        """
+if TYPE_CHECKING:
+    from lmswap.runtime.engine import SwapEngine
 
 
-ENGINES: weakref.WeakValueDictionary[int, CopyEngine] = weakref.WeakValueDictionary()
+ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDictionary()
 _of_parent: set[int] = set()  # numbers of engines that a fork left to the parent process
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
@@ -92,7 +56,7 @@ for _op in (swap_out_start, swap_out_wait, swap_in_start, swap_in_wait):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
 
 
-def find_engine(number: int) -> CopyEngine:
+def find_engine(number: int) -> SwapEngine:
     """Return the engine of that number.
 
     Raises:
@@ -129,7 +93,7 @@ def _swap_out_start(  # noqa: PLR0917 - the operator's own signature
     size: list[int],
     stride: list[int],
 ) -> torch.Tensor:
-    """Queue the swap-out of ``x``, traced as ``dtype``, ``size`` and ``stride``; see `CopyEngine.out_start`.
+    """Queue the swap-out of ``x``, traced as ``dtype``, ``size`` and ``stride``; see `SwapEngine.out_start`.
 
     Returns:
         The token, one int64 on the CPU: the only owner of the bytes in the tier.
@@ -172,17 +136,17 @@ def _has_other_strides(x: torch.Tensor, stride: list[int]) -> bool:
 
 
 def _swap_out_wait(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
-    """See `CopyEngine.out_done`: after this op the memory of ``x`` may be reused."""
+    """See `SwapEngine.out_done`: after this op the memory of ``x`` may be reused."""
     find_engine(engine).out_done(token, x)
 
 
 def _swap_in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """See `CopyEngine.in_start`; ``nbytes`` is for tracing only."""
+    """See `SwapEngine.in_start`; ``nbytes`` is for tracing only."""
     return find_engine(engine).in_start(token, buffer, device)
 
 
 def _swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
-    """See `CopyEngine.in_done`; returns ``flat``, whose bytes ops may read from here on."""
+    """See `SwapEngine.in_done`; returns ``flat``, whose bytes ops may read from here on."""
     find_engine(engine).in_done(token, flat)
     return flat
 

@@ -8,44 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from lmswap.runtime._C import TransferRecord
+from lmswap.runtime import _C
 from lmswap.runtime.own_time import OwnTime
 from lmswap.runtime.step_record import Curve, EndedStep, Graphs, MarkedStep, Peaks, SegmentKey, SegmentRun, StepRecord
 
 # A step whose ops are timed is queued in batches of this many ops, each started when it is fully queued: with marks
 # between ops the host is slower than many devices. A stream holds about a thousand items of queued work.
 _OPS_HELD = 128
+_MOST_HELD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
 # Limit of forwards without a backward, as in evaluation with gradients enabled; no step has so many runs.
 _MOST_WAITING = 256
-
-
-class Clock(Protocol):
-    """The engine's marks, which pass when the device reaches them."""
-
-    def mark(self) -> int:
-        """Set a mark after the work queued so far."""
-
-    @property
-    def can_hold(self) -> bool:
-        """Whether the device runs asynchronously to the host, and can be made to wait for it."""
-
-    def hold(self) -> None:
-        """Make the device wait before the work queued from now on, until `let_go`."""
-
-    def let_go(self) -> None:
-        """Let the device continue."""
-
-    def take_mark(self, mark: int) -> float:
-        """Return when the device passed the mark, in seconds of CLOCK_MONOTONIC; waits for that."""
-
-    def take_records(self) -> list[TransferRecord]:
-        """Return the transfers that have ended since the last call."""
-
-    def forget_marks(self, marks: list[int]) -> None:
-        """Discard marks without reading them."""
-
-    def forget_records(self, stop_seconds: float) -> None:
-        """Discard the records of transfers queued before that time of CLOCK_MONOTONIC."""
 
 
 class TensorMemory(Protocol):
@@ -67,9 +39,9 @@ class TensorMemory(Protocol):
 class Recorder:
     """Collects the marks of the step under way; they are read one step later, when the device has passed them."""
 
-    def __init__(self, clock: Clock, memory: TensorMemory) -> None:
-        """``clock`` makes marks on the device's stream; ``memory`` is sampled, or reports its changes."""
-        self._clock, self._memory, self.own = clock, memory, OwnTime()
+    def __init__(self, native: _C.Engine, memory: TensorMemory, stream: Callable[[], int]) -> None:
+        """``native`` marks the current ``stream``; ``memory`` is sampled, or reports its changes."""
+        self._native, self._memory, self._stream, self.own = native, memory, stream, OwnTime()
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
         self._holds: list[tuple[int, int]] = []  # marks before and after each hold of the device in it
@@ -81,7 +53,7 @@ class Recorder:
         self._unread: tuple[MarkedStep, EndedStep] | None = None
         self._last: StepRecord | None = None
         self._last_training: StepRecord | None = None
-        self._transfers: list[TransferRecord] = []
+        self._transfers: list[_C.TransferRecord] = []
         self._unreported: deque[EndedStep] = deque(maxlen=_MOST_WAITING)
         self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
         self.num_steps = 0
@@ -195,7 +167,7 @@ class Recorder:
             self._wait()
         self._ops.clear()
         self._holds.clear()
-        if self.times_ops and self._clock.can_hold:
+        if self.times_ops and self._native.can_hold():
             self._hold(self._mark())
         self._begun_seconds = time.perf_counter()
         is_wanted = key not in self._curves or self.times_ops or bool(self.observers)
@@ -209,12 +181,12 @@ class Recorder:
             begun = time.perf_counter()
             self._ops.append(self._mark())
             if self._holds and len(self._ops) % _OPS_HELD == 0:
-                self._clock.let_go()
+                self._native.let_go()
                 self._hold(self._ops[-1])
             self._passed_since(begun)
 
     def _hold(self, before: int) -> None:
-        self._clock.hold()
+        self._native.hold(self._stream(), _MOST_HELD_SECONDS)
         self._holds.append((before, self._mark()))
 
     def _passed_since(self, begun: float) -> None:
@@ -231,7 +203,7 @@ class Recorder:
         """
         step = self._current
         if self._holds:
-            self._clock.let_go()
+            self._native.let_go()
         if start not in step.marks:
             return  # of an earlier step: the run was interrupted, and its context closed only now
         end, _ = self._sample()
@@ -250,13 +222,13 @@ class Recorder:
             self._end_step()
 
     def _mark(self) -> int:
-        mark = self._clock.mark()
+        mark = self._native.mark(self._stream())
         self._current.marks.append(mark)
         return mark
 
     def _sample(self) -> tuple[int, int]:
         """Set a mark and sample the memory there; return both."""
-        sample = self._clock.mark(), self._memory.used_tensor_bytes()
+        sample = self._native.mark(self._stream()), self._memory.used_tensor_bytes()
         self._current.marks.append(sample[0])
         self._current.memory.append(sample)
         return sample
@@ -309,12 +281,12 @@ class Recorder:
             self._read(step, ended, following.begun_seconds)
             return
         *others, last = step.marks
-        self._clock.take_mark(last)  # waits, as reading does, so that the host stays less than two steps ahead
-        self._clock.forget_marks(others)
-        self._clock.forget_records(following.begun_seconds)
+        self._native.take_mark(last)  # waits, as reading does, so that the host stays less than two steps ahead
+        self._native.forget_marks(others)
+        self._native.forget_records(following.begun_seconds)
 
     def _read(self, step: MarkedStep, ended: EndedStep, stop: float) -> None:
-        seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}
+        seconds = {mark: self._native.take_mark(mark) for mark in step.marks}
         segments = tuple(
             SegmentRun(
                 run.key,
@@ -332,7 +304,7 @@ class Recorder:
         memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # segments sample at both ends
         for run in step.runs:
             memory += self._known_memory(step, run, seconds)
-        self._transfers += self._clock.take_records()
+        self._transfers += self._native.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
         record = self._last = StepRecord(ended, segments, tuple(sorted(memory)), tuple(own))

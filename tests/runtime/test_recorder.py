@@ -12,20 +12,21 @@ from lmswap.runtime._C import TransferRecord
 from lmswap.runtime.recorder import _MOST_WAITING, Recorder
 from lmswap.runtime.step_record import NO_PEAKS, EndedStep, SegmentRun, StepRecord
 
+STREAM = lambda: 0  # noqa: E731
 STEP = EndedStep(1, ((0, "forward"), (0, "backward")), (0,), NO_PEAKS)
 
 
 class Ticks:
-    """A clock that counts its marks."""
+    """An engine whose marks tick: each has passed one second after the one before."""
 
-    can_hold = False
+    can_hold = staticmethod(lambda: False)
 
     def __init__(self) -> None:
         self.marks = 0
         self.taken: list[int] = []
         self.forgotten: list[list[int]] = []
 
-    def mark(self) -> int:
+    def mark(self, stream: int) -> int:
         self.marks += 1
         return self.marks
 
@@ -68,7 +69,7 @@ class Memory:
 
 def recorded(text):
     """The steps of segments such as "f0 f1 b1 b0 | f0 b0": graph 0 forward, and so on; "|" requests a report."""
-    recorder, steps = Recorder(Ticks(), Memory()), []
+    recorder, steps = Recorder(Ticks(), Memory(), STREAM), []
     recorder.observers.append(
         lambda record: steps.append(" ".join(f"{phase[0]}{graph}" for (graph, phase), *_ in record.segments))
     )
@@ -104,7 +105,7 @@ def test_a_step_is_from_the_first_forward_to_the_last_backward(segments, steps):
 
 
 def test_memory_is_sampled_at_marks_and_by_allocator_events_between_them():
-    recorder = Recorder(Ticks(), Memory())
+    recorder = Recorder(Ticks(), Memory(), STREAM)
     for phase in ("forward", "backward"):
         with recorder.segment((0, phase)):  # marks for start and end
             recorder.sample_memory()  # which the allocator reports
@@ -116,7 +117,7 @@ class Planned:
 
     def __init__(self, *, reports_changes: bool = False) -> None:
         self.clock, self.memory = Ticks(), Memory(reports_changes)
-        self.recorder = Recorder(self.clock, self.memory)
+        self.recorder = Recorder(self.clock, self.memory, STREAM)
 
     def run(self, follows=(0,), phases=("forward", "backward")) -> int:
         """How often memory was looked at."""
@@ -188,7 +189,7 @@ def test_only_the_last_step_and_the_last_training_step_are_read():
 
 
 def test_ops_are_timed_in_the_requested_step_only():
-    recorder, records = Recorder(Ticks(), Memory()), []
+    recorder, records = Recorder(Ticks(), Memory(), STREAM), []
     recorder.observers.append(records.append)
     recorder.time_ops()
     for _ in range(2):
@@ -218,7 +219,7 @@ def test_an_op_timed_by_two_readings_of_a_gpu_clock_took_no_negative_time():
 
 def test_forwards_without_a_backward_do_not_pile_up():
     clock = Ticks()
-    recorder = Recorder(clock, Memory())
+    recorder = Recorder(clock, Memory(), STREAM)
     for _ in range(3 * _MOST_WAITING):
         with recorder.segment((0, "forward")):
             pass
@@ -226,7 +227,7 @@ def test_forwards_without_a_backward_do_not_pile_up():
 
 
 def test_a_step_has_the_peaks_of_all_that_ran_since_the_one_before_it():
-    recorder = Recorder(Ticks(), Memory())
+    recorder = Recorder(Ticks(), Memory(), STREAM)
     for key in [(0, "forward"), (0, "backward"), (0, "forward"), (0, "forward"), (0, "backward"), (0, "backward")]:
         assert recorder.complete() is None or key[1] == "forward"
         with recorder.segment(key):
@@ -240,7 +241,7 @@ def test_a_step_has_the_peaks_of_all_that_ran_since_the_one_before_it():
 
 
 def test_a_step_follows_a_plan_if_all_of_it_did_to_the_end():
-    recorder, plans = Recorder(Ticks(), Memory()), iter([(0,), (0,), (1,), (), (2,), (2, 3), (2, 3)])
+    recorder, plans = Recorder(Ticks(), Memory(), STREAM), iter([(0,), (0,), (1,), (), (2,), (2, 3), (2, 3)])
     for segment in [(0, "forward"), (0, "backward")] * 2 + [(9, "inference"), (2, "forward"), (2, "backward")]:
         with recorder.segment(segment, lambda: next(plans)):
             pass
@@ -249,7 +250,7 @@ def test_a_step_follows_a_plan_if_all_of_it_did_to_the_end():
 
 
 def test_the_last_training_step_is_reported_after_later_calls():
-    recorder = Recorder(Ticks(), Memory())
+    recorder = Recorder(Ticks(), Memory(), STREAM)
     for phase in ("inference", "forward", "backward", "inference", "inference"):
         with recorder.segment((0, phase)):
             pass
@@ -264,7 +265,7 @@ def test_the_last_training_step_is_reported_after_later_calls():
 
 def test_the_end_of_a_run_interrupted_in_an_earlier_step_is_not_recorded():
     clock = Ticks()
-    recorder = Recorder(clock, Memory())
+    recorder = Recorder(clock, Memory(), STREAM)
     with recorder.segment((0, "forward")):
         pass
     broken_off = recorder.begin_segment((0, "backward"))
@@ -289,8 +290,8 @@ class Interrupted(Ticks):
         if self.left == 0:
             raise KeyboardInterrupt
 
-    def mark(self) -> int:
-        mark = super().mark()
+    def mark(self, stream: int) -> int:
+        mark = super().mark(stream)
         self.interrupt()
         return mark
 
@@ -327,7 +328,7 @@ class InterruptedMemory(Memory):
 def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(reports_changes):
     for number in itertools.count(1):
         clock = Interrupted(number)
-        recorder = Recorder(clock, InterruptedMemory(clock, reports_changes))
+        recorder = Recorder(clock, InterruptedMemory(clock, reports_changes), STREAM)
 
         def run(text, recorder=recorder):
             for word in text.split():
@@ -366,11 +367,11 @@ def test_buffers_unknown_to_the_plan_are_named_by_number():
 
 def test_time_of_marks_between_ops_is_not_launch_overhead():
     class Slow(Ticks):
-        def mark(self) -> int:
+        def mark(self, stream: int) -> int:
             time.sleep(0.02)
-            return super().mark()
+            return super().mark(stream)
 
-    recorder, clock = Recorder(Slow(), Memory()), time.perf_counter()
+    recorder, clock = Recorder(Slow(), Memory(), STREAM), time.perf_counter()
     recorder.time_ops()
     with recorder.segment((0, "forward")):
         for _ in range(20):
@@ -385,26 +386,26 @@ def test_time_of_marks_between_ops_is_not_launch_overhead():
 class Holding(Ticks):
     """Which notes when the device is held, let go and marked."""
 
-    can_hold = True
+    can_hold = staticmethod(lambda: True)
 
     def __init__(self) -> None:
         super().__init__()
         self.log: list[str] = []
 
-    def hold(self) -> None:
+    def hold(self, stream: int, most_seconds: float) -> None:
         self.log.append("hold")
 
     def let_go(self) -> None:
         self.log.append("let go")
 
-    def mark(self) -> int:
+    def mark(self, stream: int) -> int:
         self.log.append("mark")
-        return super().mark()
+        return super().mark(stream)
 
 
 def test_a_device_is_held_while_ops_that_are_timed_are_queued(monkeypatch):
     monkeypatch.setattr(recorder_module, "_OPS_HELD", 2)
-    recorder = Recorder(clock := Holding(), Memory())
+    recorder = Recorder(clock := Holding(), Memory(), STREAM)
     recorder.time_ops()
     with recorder.segment((0, "forward")):
         for _ in range(3):
@@ -426,7 +427,7 @@ def test_a_device_is_held_while_ops_that_are_timed_are_queued(monkeypatch):
 
 
 def test_a_run_that_is_broken_off_lets_the_device_go():
-    recorder = Recorder(clock := Holding(), Memory())
+    recorder = Recorder(clock := Holding(), Memory(), STREAM)
     recorder.time_ops()
     with pytest.raises(ZeroDivisionError), recorder.segment((0, "forward")):
         raise ZeroDivisionError
