@@ -39,7 +39,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
     for share in range(_SHARES, -1, -1):
         kept = saved.values if share == _SHARES else knapsack.best(_PARTS * share // _SHARES)
         recomputes = saved.recomputes(kept)
-        peak_bytes = memory.scheduled(recomputes)[1].peak.nbytes
+        peak_bytes = memory.with_recomputes(recomputes)[1].peak.nbytes
         if peak_bytes <= problem.budget_bytes:
             return build_plan(problem, "memory_budget", (), recomputes)
         tried.append((peak_bytes, recomputes))

@@ -38,10 +38,10 @@ class StepMemory:
 
     program: Program
     costs: OpCosts
-    counted_from_bytes: int = 0  # smaller buffers are left out of born_bytes, dead_bytes and the curve
+    min_counted_bytes: int = 0  # smaller buffers are left out of allocated_bytes, freed_bytes and the curve
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold
 
-    def scheduled(self, recomputes: Sequence[Recompute]) -> tuple[Schedule, StepMemory]:
+    def with_recomputes(self, recomputes: Sequence[Recompute]) -> tuple[Schedule, StepMemory]:
         """The schedule of the step with ``recomputes``, and its memory."""
         runs = schedule(self.program, recomputes)
         return runs, replace(self, program=runs.program, costs=runs.costs(self.costs)) if recomputes else self
@@ -49,7 +49,7 @@ class StepMemory:
     def counted_bytes(self, buffer: int) -> int:
         """Bytes that ``buffer`` adds to the curve."""
         nbytes = self.program.buffers[buffer].nbytes
-        return nbytes if nbytes >= self.counted_from_bytes else 0
+        return nbytes if nbytes >= self.min_counted_bytes else 0
 
     @cached_property
     def ranges(self) -> dict[int, LiveRange]:
@@ -57,17 +57,17 @@ class StepMemory:
         return live_ranges(self.program, self.released)
 
     @cached_property
-    def born_bytes(self) -> list[int]:
+    def allocated_bytes(self) -> list[int]:
         """By op: bytes whose live range starts there; the last entry, 0, is the end of the step."""
         return self._changes((live_range.start, live_range.buffer) for live_range in self.ranges.values())
 
     @cached_property
-    def dead_bytes(self) -> list[int]:
+    def freed_bytes(self) -> list[int]:
         """By position: bytes whose live range stops there; they are free before that op's outputs are allocated."""
         return self._changes((live_range.stop, live_range.buffer) for live_range in self.ranges.values())
 
     def _changes(self, ends: Iterable[tuple[int, int]]) -> list[int]:
-        changes, buffers, least_bytes = [0] * (len(self.program.ops) + 1), self.program.buffers, self.counted_from_bytes
+        changes, buffers, least_bytes = [0] * (len(self.program.ops) + 1), self.program.buffers, self.min_counted_bytes
         for position, buffer in ends:
             if buffers[buffer].nbytes >= least_bytes:
                 changes[position] += buffers[buffer].nbytes
@@ -76,7 +76,7 @@ class StepMemory:
     @cached_property
     def curve(self) -> Bytes:
         """By op: bytes while it runs, its inputs, outputs and scratch included."""
-        change = np.asarray(self.born_bytes, np.int64) - np.asarray(self.dead_bytes, np.int64)
+        change = np.asarray(self.allocated_bytes, np.int64) - np.asarray(self.freed_bytes, np.int64)
         return np.cumsum(change)[: len(self.program.ops)] + np.asarray(self.costs.scratch_bytes, np.int64)
 
     @cached_property

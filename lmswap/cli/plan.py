@@ -18,7 +18,7 @@ from lmswap.files import read_text
 from lmswap.ir.bytesize import (
     SHARE,
     format_bytes,
-    least_share_taken,
+    min_share_taken,
     parse_budget,
     parse_bytes,
     parse_share,
@@ -102,13 +102,13 @@ def run(options: argparse.Namespace) -> int:
     except PlanInfeasible as error:
         if (share := parse_share(options.budget, of=_WHOLE)) is None:
             raise error.but(unit=unit_of(options.budget)) from None
-        least_share = error.parts[-1][1] / memory.peak.nbytes
+        min_share = error.parts[-1][1] / memory.peak.nbytes
         if error.needed_bytes > machine.device_bytes:
             instead = f"of which '{machine.name}' has {format_bytes(machine.device_bytes)}"
-            raise error.but(shares=(100 * share, 100 * least_share), instead=instead) from None
+            raise error.but(shares=(100 * share, 100 * min_share), instead=instead) from None
         budget_bytes = error.needed_bytes
         plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
-        note = least_share_taken(share, least_share, budget_bytes)
+        note = min_share_taken(share, min_share, budget_bytes)
     planning_seconds = time.perf_counter() - started
     figures = plan_figures(program, plan, budget_bytes, planning_seconds)
     if page is not None:

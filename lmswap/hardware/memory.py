@@ -57,7 +57,7 @@ class DeviceMemory(Protocol):
     def uncounted(self) -> AbstractContextManager[None]:
         """Context in which the process may grow without counting against the budget; not on CUDA, where all counts."""
 
-    def counted_from_bytes(self) -> int:
+    def min_counted_bytes(self) -> int:
         """Smallest tensor that `used_tensor_bytes` counts: memory of smaller ones remains in use for later ones."""
 
     def peak_tensor_bytes(self) -> int:
@@ -184,7 +184,7 @@ class CudaMemory:
     def uncounted(self) -> AbstractContextManager[None]:  # noqa: D102
         return nullcontext()
 
-    def counted_from_bytes(self) -> int:  # noqa: D102
+    def min_counted_bytes(self) -> int:  # noqa: D102
         return 0
 
     def reports_changes(self) -> bool:  # noqa: D102
@@ -286,7 +286,7 @@ class CpuMemory:
             self.trim()
             self._base_bytes += max(0, resident_bytes() - before_bytes)
 
-    def counted_from_bytes(self) -> int:  # noqa: D102
+    def min_counted_bytes(self) -> int:  # noqa: D102
         return _HEAP_THRESHOLD_BYTES
 
     def peak_tensor_bytes(self) -> int:  # noqa: D102

@@ -33,7 +33,7 @@ class Opening:
     """Slots that must be free when the step's next allocations are made."""
 
     position: int  # in the schedule: just before that op
-    is_copy_in: bool  # allocated for a prefetch, not by the op
+    is_prefetch: bool  # allocated for a prefetch, not by the op
     slots: tuple[Slot, ...]
 
 

@@ -10,9 +10,9 @@ from lmswap.errors import OptionError
 # Alternatives to a byte count, as errors name them.
 AUTO, SHARE = '"auto"', 'a share, "50%"'
 
-MOST_BYTES = 2**60  # sums of a few of them fit in the engine's 64 bits
-_MOST_SHARE = 1e6
-_LEAST_BYTES = 2**20  # of a budget without a unit: a smaller number was meant in another unit
+MAX_BYTES = 2**60  # sums of a few of them fit in the engine's 64 bits
+_MAX_SHARE = 1e6
+_MIN_BYTES = 2**20  # of a budget without a unit: a smaller number was meant in another unit
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
@@ -26,7 +26,7 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
     ``what``, and the alternatives in ``also``, `AUTO` or `SHARE`.
 
     Raises:
-        OptionError: not a number with a known unit, not positive, or more than `MOST_BYTES`.
+        OptionError: not a number with a known unit, not positive, or more than `MAX_BYTES`.
     """
     is_whole = isinstance(text, int) or (isinstance(text, float) and text.is_integer())
     if isinstance(text, bool) or not (is_whole or isinstance(text, str)):
@@ -39,8 +39,8 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
         count = float(match[1]) * _UNITS[match[2].lower()]
     else:
         count = text
-    if abs(count) > MOST_BYTES:  # without the number, which may have thousands of digits
-        raise OptionError(f"{what} is beyond {format_bytes(MOST_BYTES)}, more than any machine has; check its unit")
+    if abs(count) > MAX_BYTES:  # without the number, which may have thousands of digits
+        raise OptionError(f"{what} is beyond {format_bytes(MAX_BYTES)}, more than any machine has; check its unit")
     if (nbytes := int(count)) <= 0:
         raise OptionError(f"{what} must be more than 0 bytes, got {text!r}")
     return nbytes
@@ -61,7 +61,7 @@ def parse_budget(given: float | str, *, what: str = "budget", also: tuple[str, .
     """
     nbytes = parse_bytes(given, what=what, also=also)
     has_unit = isinstance(given, str) and given.strip()[-1].isalpha()
-    if nbytes < _LEAST_BYTES and not has_unit:
+    if nbytes < _MIN_BYTES and not has_unit:
         meant = f'"{nbytes}GiB"' + (f' or "{nbytes}%"' if SHARE in also else "")
         raise OptionError(
             f"{what} {given!r} is {format_bytes(nbytes)}, less than any step takes; say the unit, as in {meant}"
@@ -81,19 +81,19 @@ def parse_share(text: str, *, of: str) -> float | None:
         share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
         share = math.nan
-    if not 0 < share <= _MOST_SHARE:
+    if not 0 < share <= _MAX_SHARE:
         raise OptionError(
-            f"budget {text!r} is not a share of {of}; write a number above 0 and up to {100 * _MOST_SHARE:.0f}, such "
+            f"budget {text!r} is not a share of {of}; write a number above 0 and up to {100 * _MAX_SHARE:.0f}, such "
             "as 40%"
         )
     return share
 
 
-def least_share_taken(share: float, least_share: float, nbytes: int) -> str:
+def min_share_taken(share: float, min_share: float, nbytes: int) -> str:
     """Writes that instead of a budget of ``share`` the least that works is taken, which is ``nbytes``."""
     return (
         f"budget '{100 * share:g}%' is too small for this step: the least that works, "
-        f"{math.ceil(1000 * least_share) / 10:g}%, is taken, {format_bytes(nbytes)}"
+        f"{math.ceil(1000 * min_share) / 10:g}%, is taken, {format_bytes(nbytes)}"
     )
 
 

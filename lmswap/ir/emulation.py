@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lmswap.errors import OptionError
 from lmswap.files import is_path
-from lmswap.ir.bytesize import MOST_BYTES, parse_bytes
+from lmswap.ir.bytesize import MAX_BYTES, parse_bytes
 from lmswap.ir.machine import Link, Rate
 
 
@@ -29,8 +29,8 @@ class EmulatedLink:
         for rate in (self.out_bytes_per_second, self.in_bytes_per_second):
             if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 1e6 <= rate < math.inf:
                 raise OptionError(f"the rates of an emulated link are bytes per second, 1e6 or more, not {rate!r}")
-            if rate > MOST_BYTES:
-                raise OptionError(f"the rates of an emulated link are at most {MOST_BYTES:.3g} bytes per second")
+            if rate > MAX_BYTES:
+                raise OptionError(f"the rates of an emulated link are at most {MAX_BYTES:.3g} bytes per second")
         if self.shared_file is not None and not is_path(self.shared_file):
             raise OptionError(f"shared_file must be a path as a string of UTF-8, not {self.shared_file!r}")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from lmswap.errors import CaptureError
 
-MOST_BYTES = 2**46  # more than any machine has; sums over any program stay exact in 64 bits
+MAX_BYTES = 2**46  # more than any machine has; sums over any program stay exact in 64 bits
 
 # What a budget counts, and from when, by the type of its device.
 COUNTED = {"cpu": "growth of resident memory since enable", "cuda": "all that torch reserves on the GPU"}
@@ -34,7 +34,7 @@ class FixedMemory:
         if self.device_type not in ("", *COUNTED):
             raise CaptureError(f"device_type cannot be {self.device_type!r}")
         for name in (field.name for field in fields(self) if field.name != "device_type"):
-            if not 0 <= getattr(self, name) <= MOST_BYTES:
+            if not 0 <= getattr(self, name) <= MAX_BYTES:
                 raise CaptureError(f"{name} cannot be {getattr(self, name)}")
 
     @property

@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import MOST_BYTES
+from lmswap.ir.bytesize import MAX_BYTES
 from lmswap.ir.json_io import from_fields, read_record
 
 SCHEMA = "lmswap.machine/4"
 
 # Far beyond any machine; the planner's arithmetic stays finite within them.
-_MOST_SECONDS = 1e15
+_MAX_SECONDS = 1e15
 _RATES = (1.0, 1e30)  # FLOPs or bytes per second
-_LEAST_FACTOR = 1e-9
+_MIN_FACTOR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,10 @@ class Rate:
         for (small, fast), (large, slow) in zip(self.points, self.points[1:], strict=False):
             if large <= small or not slow >= fast:
                 raise OptionError(f"rate points must ascend: ({small}, {fast}) is followed by ({large}, {slow})")
-        (least_bytes, least_seconds), (most_bytes, most_seconds) = self.points[0], self.points[-1]
-        if not (
-            least_bytes > 0 and most_bytes <= MOST_BYTES and least_seconds >= 0 and 0 < most_seconds <= _MOST_SECONDS
-        ):
+        (min_bytes, min_seconds), (max_bytes, max_seconds) = self.points[0], self.points[-1]
+        if not (min_bytes > 0 and max_bytes <= MAX_BYTES and min_seconds >= 0 and 0 < max_seconds <= _MAX_SECONDS):
             raise OptionError(
-                f"rate points must be positive, of at most {MOST_BYTES} bytes and {_MOST_SECONDS:g} s, got "
+                f"rate points must be positive, of at most {MAX_BYTES} bytes and {_MAX_SECONDS:g} s, got "
                 f"{self.points[0]} … {self.points[-1]}"
             )
 
@@ -93,8 +91,8 @@ class Link:
     def __post_init__(self) -> None:
         for name in ("both_factor", "busy_factor", "compute_factor"):
             factor = getattr(self, name)
-            if not _LEAST_FACTOR <= factor <= 1:
-                raise OptionError(f"{name} must be {_LEAST_FACTOR:g} to 1, got {factor}")
+            if not _MIN_FACTOR <= factor <= 1:
+                raise OptionError(f"{name} must be {_MIN_FACTOR:g} to 1, got {factor}")
 
     @cached_property
     def while_busy(self) -> Link:
@@ -141,7 +139,7 @@ class Tier:
     def __post_init__(self) -> None:
         if not 1 <= self.ratio < math.inf:
             raise OptionError(f"tier '{self.name}' cannot hold {self.ratio} times what it takes")
-        if not 0 <= self.capacity_bytes <= MOST_BYTES / self.ratio:
+        if not 0 <= self.capacity_bytes <= MAX_BYTES / self.ratio:
             raise OptionError(f"tier '{self.name}' cannot have {self.capacity_bytes} bytes")
 
     @property
@@ -158,9 +156,9 @@ class Host:
     copy_seconds: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.op_seconds <= _MOST_SECONDS and 0 <= self.copy_seconds <= _MOST_SECONDS):
+        if not (0 <= self.op_seconds <= _MAX_SECONDS and 0 <= self.copy_seconds <= _MAX_SECONDS):
             raise OptionError(
-                f"a host's seconds must be 0 to {_MOST_SECONDS:g}, got {self.op_seconds} and {self.copy_seconds}"
+                f"a host's seconds must be 0 to {_MAX_SECONDS:g}, got {self.op_seconds} and {self.copy_seconds}"
             )
 
     def seconds(self, num_ops: int, num_copies: int) -> float:
@@ -201,10 +199,10 @@ class Machine:
                 f"flops_per_second and bytes_per_second must be {least:g} to {most:g}, got {self.flops_per_second} and "
                 f"{self.bytes_per_second}"
             )
-        if not 0 <= self.device_bytes <= MOST_BYTES:
-            raise OptionError(f"device_bytes must be 0 to {MOST_BYTES}, got {self.device_bytes}")
-        if not 0 <= self.op_seconds <= _MOST_SECONDS:
-            raise OptionError(f"op_seconds must be 0 to {_MOST_SECONDS:g}, got {self.op_seconds}")
+        if not 0 <= self.device_bytes <= MAX_BYTES:
+            raise OptionError(f"device_bytes must be 0 to {MAX_BYTES}, got {self.device_bytes}")
+        if not 0 <= self.op_seconds <= _MAX_SECONDS:
+            raise OptionError(f"op_seconds must be 0 to {_MAX_SECONDS:g}, got {self.op_seconds}")
 
     def tier(self, name: str) -> Tier:
         """The tier called ``name``.

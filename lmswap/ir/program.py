@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from lmswap.errors import CaptureError
-from lmswap.ir.fixed_memory import MOST_BYTES, FixedMemory
+from lmswap.ir.fixed_memory import MAX_BYTES, FixedMemory
 from lmswap.ir.json_io import as_json, fields_of, from_fields, read_record
 from lmswap.terminal import escape_controls
 
@@ -28,7 +28,7 @@ LOSS = "lmswap.loss"
 _OPTIONAL = ("fixed", "scratch_bytes")  # fields that files leave out where nothing is known
 PHASES = ("forward", "backward", "inference")
 # More than any machine computes in a step; sums over any program stay exact in 64 bits.
-_MOST_FLOPS = 2**62
+_MAX_FLOPS = 2**62
 
 
 class BufferKind(StrEnum):
@@ -56,7 +56,7 @@ class Buffer:
     name: str = ""  # the module and operator that make it, "encoder.0.conv: convolution", or "" if unknown
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nbytes <= MOST_BYTES:
+        if not 0 <= self.nbytes <= MAX_BYTES:
             raise CaptureError(f"buffer {self.id} cannot have {self.nbytes} bytes")
 
     @property
@@ -99,7 +99,7 @@ class Op:
     module: str = ""  # dotted path of the innermost module it belongs to, "" for the model itself or where unknown
 
     def __post_init__(self) -> None:
-        if not 0 <= self.flops <= _MOST_FLOPS:
+        if not 0 <= self.flops <= _MAX_FLOPS:
             raise CaptureError(f"op {self.index} '{self.name}' cannot have {self.flops} flops")
 
     @property
@@ -165,7 +165,7 @@ class Program:
     def _check_scratch(self) -> None:
         if self.scratch_bytes and len(self.scratch_bytes) != len(self.ops):
             raise CaptureError(f"scratch of {len(self.scratch_bytes)} ops, but there are {len(self.ops)}")
-        if not all(0 <= nbytes <= MOST_BYTES for nbytes in self.scratch_bytes):
+        if not all(0 <= nbytes <= MAX_BYTES for nbytes in self.scratch_bytes):
             raise CaptureError("scratch of an op is less than nothing, or more than any machine has")
 
     def segment_of(self, index: int) -> Segment:

@@ -21,7 +21,7 @@ class Lane(StrEnum):
     NETWORK = "network"
 
 
-_NOT_EVERYWHERE = (Lane.HOST, Lane.NETWORK)
+_OPTIONAL_LANES = (Lane.HOST, Lane.NETWORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Span:
         """Its duration."""
         return self.end_seconds - self.start_seconds
 
-    def later(self, seconds: float) -> Span:
+    def shifted(self, seconds: float) -> Span:
         """This span, shifted by ``seconds``."""
         return replace(self, start_seconds=self.start_seconds + seconds, end_seconds=self.end_seconds + seconds)
 
@@ -75,7 +75,7 @@ class Timeline:
     def lanes(self) -> tuple[Lane, ...]:
         """All device lanes, and those of host and network that have spans."""
         seen = {span.lane for span in self.spans}
-        return tuple(lane for lane in Lane if lane in seen or lane not in _NOT_EVERYWHERE)
+        return tuple(lane for lane in Lane if lane in seen or lane not in _OPTIONAL_LANES)
 
     @property
     def seconds(self) -> float:

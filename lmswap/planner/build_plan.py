@@ -17,7 +17,7 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
     Raises:
         TierError: the tier is too small for the host copies held at one time.
     """
-    runs, _ = problem.memory.scheduled(recomputes)
+    runs, _ = problem.memory.with_recomputes(recomputes)
     placed, capacity_bytes = assign_offsets(runs.program, swaps)
     if capacity_bytes > problem.tier.held_bytes:
         raise TierError(

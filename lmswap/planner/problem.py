@@ -94,7 +94,7 @@ class Problem:
         for known_swaps, known_recomputes, timeline in self._last:
             if known_swaps is swaps and known_recomputes is recomputes:
                 return timeline
-        _, memory = self.memory.scheduled(recomputes)
+        _, memory = self.memory.with_recomputes(recomputes)
         timeline = simulate_swaps(memory, self.machine, swaps)
         self._last[:] = [(swaps, recomputes, timeline)]
         return timeline
@@ -105,7 +105,7 @@ class Problem:
 
     def infeasible_with(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
         """The error with the budget that ``policy`` needs with ``recomputes`` and no swaps, and where its peak is."""
-        runs, memory = self.memory.scheduled(recomputes)
+        runs, memory = self.memory.with_recomputes(recomputes)
         peak = memory.peak
         op = runs.program.ops[peak.op]
         return PlanInfeasible(

@@ -108,14 +108,14 @@ class _Placement:
     def swaps(self) -> tuple[Swap, ...]:
         memory = self._problem.memory
         for position, seconds in enumerate(memory.costs.seconds):
-            self._resident_bytes -= memory.dead_bytes[position]
+            self._resident_bytes -= memory.freed_bytes[position]
             self._start_outs(position)
             self._release_finished(position)
             self._release_on_demand(position)
             self._start_ins(position)
             for trip in self._needed.get(position, ()):
                 self._lanes.wait(trip.in_end)
-            self._resident_bytes += memory.born_bytes[position]
+            self._resident_bytes += memory.allocated_bytes[position]
             self._lanes.queue_op()
             self._lanes.run(seconds)
         swaps = [self._swap(trip) for trip in self._trips if not trip.is_kept]
@@ -191,7 +191,7 @@ class _Placement:
 
     def _op_bytes(self, position: int) -> int:
         memory = self._problem.memory
-        return memory.born_bytes[position] + memory.costs.scratch_bytes[position]
+        return memory.allocated_bytes[position] + memory.costs.scratch_bytes[position]
 
     def _is_away(self, trip: _PendingSwap) -> bool:
         return trip.release is not None and trip.in_start is None

@@ -32,7 +32,7 @@ def simulate(
     machine: Machine,
     plan: Plan,
     *,
-    counted_from_bytes: int = 0,
+    min_counted_bytes: int = 0,
     released: frozenset[int] = frozenset(),
     lanes: Lanes | None = None,
 ) -> Timeline:
@@ -43,14 +43,14 @@ def simulate(
         costs: of its ops.
         machine: with the plan's tiers.
         plan: its swaps and recomputes.
-        counted_from_bytes: smaller buffers are left out of the memory curve; plans count all.
+        min_counted_bytes: smaller buffers are left out of the memory curve; plans count all.
         released: outputs and tangents that the caller does not hold: they count only while the step needs them.
         lanes: unused lanes to run on; by default those of ``machine``.
 
     Raises:
         OptionError: the plan uses a tier that ``machine`` does not have.
     """
-    _, memory = StepMemory(program, costs, counted_from_bytes, released).scheduled(plan.recomputes)
+    _, memory = StepMemory(program, costs, min_counted_bytes, released).with_recomputes(plan.recomputes)
     return _Run(memory, machine, plan.swaps, lanes or Lanes(machine.host)).timeline()
 
 
@@ -73,19 +73,19 @@ class _Run:
 
     def timeline(self) -> Timeline:
         memory, lanes, spans, curve = self._memory, self._lanes, self._spans, self._curve
-        actions, born_bytes, dead_bytes = self._actions(), memory.born_bytes, memory.dead_bytes
+        actions, allocated_bytes, freed_bytes = self._actions(), memory.allocated_bytes, memory.freed_bytes
         steps = zip(memory.program.ops, memory.costs.seconds, memory.costs.scratch_bytes, strict=True)
         for position, (op, seconds, scratch_bytes) in enumerate(steps):
-            self._resident_bytes -= dead_bytes[position]
+            self._resident_bytes -= freed_bytes[position]
             for act, number in actions.get(position, ()):
                 act(number)
-            self._resident_bytes += born_bytes[position]
+            self._resident_bytes += allocated_bytes[position]
             curve.append((lanes.clock, self._resident_bytes + scratch_bytes))
             self._queue(lanes.queue_op, op.name)
             start = lanes.clock
             lanes.run(seconds)
             spans.append(Span(Lane.COMPUTE, op.name, start, lanes.clock))
-        curve.append((lanes.clock, self._resident_bytes - dead_bytes[-1]))
+        curve.append((lanes.clock, self._resident_bytes - freed_bytes[-1]))
         return Timeline("predicted", tuple(spans), tuple(curve))
 
     def _actions(self) -> dict[int, list[tuple[Callable[[int], None], int]]]:

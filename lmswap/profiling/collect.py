@@ -88,7 +88,7 @@ class EngineRecorder:
         memory: list[tuple[float, int]] = []
         for _, record, step in own:
             found = record.timeline(_names(record, step), other_bytes=_other_bytes(step))
-            spans += [span.later(record.begun_seconds) for span in found.spans]
+            spans += [span.shifted(record.begun_seconds) for span in found.spans]
             memory += [(seconds + record.begun_seconds, nbytes) for seconds, nbytes in found.memory]
         num_models = len({id(session) for session, _, _ in own})
         start, end = steps[0].start_seconds, steps[-1].end_seconds

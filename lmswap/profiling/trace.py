@@ -97,7 +97,7 @@ def make_timeline(source: str, spans: list[Span], steps: list[Step], memory: tup
     if ordered:
         return _cut(Timeline(source, tuple(spans), memory), ordered)
     origin = min((span.start_seconds for span in spans), default=0.0)
-    return Timeline(source, tuple(span.later(-origin) for span in sorted(spans, key=_start)), memory)
+    return Timeline(source, tuple(span.shifted(-origin) for span in sorted(spans, key=_start)), memory)
 
 
 def _cut(timeline: Timeline, steps: tuple[Step, ...]) -> Timeline:
@@ -105,7 +105,7 @@ def _cut(timeline: Timeline, steps: tuple[Step, ...]) -> Timeline:
     inside = [span for span in timeline.spans if span.start_seconds < end and span.end_seconds > start]
     return Timeline(
         timeline.source,
-        tuple(span.later(-start) for span in sorted(inside, key=_start)),
+        tuple(span.shifted(-start) for span in sorted(inside, key=_start)),
         tuple((seconds - start, nbytes) for seconds, nbytes in timeline.memory if start <= seconds < end),
         tuple(Step(step.number, step.start_seconds - start, step.end_seconds - start) for step in steps),
     )

@@ -10,7 +10,7 @@ from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.ir.bytesize import format_bytes, least_share_taken
+from lmswap.ir.bytesize import format_bytes, min_share_taken
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.fixed_memory import COUNTED
 from lmswap.ir.program import Program
@@ -122,7 +122,7 @@ class BudgetTracker:
         if self._share is None or not planned.budget_bytes < needed_bytes <= self.most_bytes:
             return False
         self.nbytes = max(self.nbytes, needed_bytes)
-        self._notes.append(least_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
+        self._notes.append(min_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
         return True
 
     def shares(self, needed_bytes: int, planned: Allowance) -> tuple[float, float] | None:
@@ -222,7 +222,7 @@ class BudgetTracker:
     def in_use_bytes(self, small_bytes: int) -> int:
         """Return what is in use outside of steps now.
 
-        ``small_bytes`` of small tensors, see `DeviceMemory.counted_from_bytes`, will be allocated again.
+        ``small_bytes`` of small tensors, see `DeviceMemory.min_counted_bytes`, will be allocated again.
         """
         if self._arena is not None:
             return self._used_outside()

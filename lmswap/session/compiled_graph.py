@@ -299,7 +299,7 @@ class _PlannedGraph(aot.GraphHandler):
         own = [segment for segment in segments if segment.graph == which]
         for segment, graph in zip(own, graphs, strict=True):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
-            ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
+            ops = [opening.position - segment.start for opening in openings if not opening.is_prefetch]
             insert_before(graph, ops, self._session.engine.arena.open_next)
             yield graph.phase, Script([opening.slots for opening in openings], places.arena_bytes)
 

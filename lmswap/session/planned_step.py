@@ -39,7 +39,7 @@ class History:
     num_runs: int = 0  # counted until `Phase.FINAL`
     segment_seconds: tuple[float, ...] = ()  # of compute by the current plan, without timed ops, if known
     released: frozenset[int] = frozenset()  # outputs and tangents known not to be held by the caller
-    counted_from_bytes: int = 0  # smaller buffers are measured as in use between steps
+    min_counted_bytes: int = 0  # smaller buffers are measured as in use between steps
     read_peak_bytes: int = 0  # the step's peak when growth was measured last
     outgrown_bytes: int = 0  # growth that its plans had no room for
     accepted_bytes: int = 0  # in a compressed tier, for which no plan was found that takes less
@@ -75,7 +75,7 @@ class PlannedStep(CachedPlan):
             self.costs,
             self.machine,
             self.plan,
-            counted_from_bytes=self.history.counted_from_bytes,
+            min_counted_bytes=self.history.min_counted_bytes,
             released=self.history.released,
         )
 

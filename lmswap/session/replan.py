@@ -188,7 +188,7 @@ class Replanner:
             return self._with_growth(seen, 0)
         self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
         self._retention.confirm()
-        seen = replace(seen, counted_from_bytes=(from_bytes := self._memory.counted_from_bytes()))
+        seen = replace(seen, min_counted_bytes=(from_bytes := self._memory.min_counted_bytes()))
         seen = self._with_growth(seen, step.small_bytes(from_bytes))
         unused_bytes = self._budget.end_reserve_probe(step.allowance)
         if (calibration := self._calibrate(step, run.record)) is None:

@@ -61,7 +61,7 @@ class StepObservation:
     compressed_bytes: int | None = None  # that its tensors took in the compressed tier, if it swaps there
     segment_seconds: tuple[float, ...] | None = None  # of compute, without timed ops
     released: frozenset[int] | None = None  # outputs and tangents that the caller did not hold
-    counted_from_bytes: int | None = None  # smaller buffers are measured as in use
+    min_counted_bytes: int | None = None  # smaller buffers are measured as in use
     host_seconds: tuple[float | None, ...] | None = None  # to queue its segments, where the device waited for that
     calibration: Calibration | None = None
     unused_reserve_bytes: int = 0
@@ -100,8 +100,8 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
         shown["segment_seconds"] = seen.segment_seconds
     if seen.released is not None:
         shown["released"] = seen.released
-    if seen.counted_from_bytes is not None:
-        shown["counted_from_bytes"] = seen.counted_from_bytes
+    if seen.min_counted_bytes is not None:
+        shown["min_counted_bytes"] = seen.min_counted_bytes
     if not shown and allowance is step.allowance and machine is step.machine and joined is step.joined:
         return step
     history = replace(step.history, **shown)

@@ -90,13 +90,13 @@ def test_memory_is_held_from_in_start_to_release():
 
 
 @pytest.mark.parametrize(
-    ("counted_from_bytes", "memory"),
+    ("min_counted_bytes", "memory"),
     # As above: a alone has 4 bytes, and f3 has 5 of scratch.
     [(0, [4, 7, 3, 9, 6, 7, 8, 0]), (4, [4, 4, 0, 5, 0, 4, 4, 0]), (5, [0, 0, 0, 5, 0, 0, 0, 0])],
 )
-def test_buffers_below_the_counted_size_are_copied_and_hold_nothing(counted_from_bytes, memory):
+def test_buffers_below_the_counted_size_are_copied_and_hold_nothing(min_counted_bytes, memory):
     swap = Swap(STEP.id("a"), "host", 0, 2, 2, 4, 4)
-    timeline = simulate(STEP.program, STEP.costs, unit_machine(), plan(swap), counted_from_bytes=counted_from_bytes)
+    timeline = simulate(STEP.program, STEP.costs, unit_machine(), plan(swap), min_counted_bytes=min_counted_bytes)
     assert [nbytes for _, nbytes in timeline.memory] == memory
     assert spans(timeline, Lane.OUT) == [("a", 3, 7)]
 

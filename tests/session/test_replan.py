@@ -61,7 +61,7 @@ class Model:
         engine = SimpleNamespace(arena=self.arena, native=native, recorder=recorder)
         nothing = lambda *_: None  # noqa: E731
         self.memory = memory = SimpleNamespace(
-            trim=nothing, compact=nothing, decommit=nothing, counted_from_bytes=lambda: 0, uncounted=nullcontext
+            trim=nothing, compact=nothing, decommit=nothing, min_counted_bytes=lambda: 0, uncounted=nullcontext
         )
         self.allowance = Allowance(2**40, 100 * MIB, 20 * MIB, 0, 32 * MIB)
         self.budget = SimpleNamespace(
@@ -216,7 +216,7 @@ def test_a_plan_that_its_tier_has_no_room_for_leaves_the_old_one(monkeypatch, so
 
 def test_a_replanned_step_is_predicted_by_what_its_runs_have_shown(monkeypatch):
     model = Model(monkeypatch, spare_bytes=2**30)
-    monkeypatch.setattr(model.memory, "counted_from_bytes", lambda: 48 * MIB)
+    monkeypatch.setattr(model.memory, "min_counted_bytes", lambda: 48 * MIB)
     before = model.step.predicted
     for _ in range(4):
         model.run()

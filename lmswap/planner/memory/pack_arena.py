@@ -51,7 +51,7 @@ def pack_arena(
         plan: its swaps and recomputes.
         num_held: by kind of result.
     """
-    _, memory = StepMemory(program, costs).scheduled(plan.recomputes)
+    _, memory = StepMemory(program, costs).with_recomputes(plan.recomputes)
     residencies = _with_rivals(_residencies(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held}))
     large = [residency for residency in residencies if residency.block.nbytes > SMALL_BYTES]
     inside, beside = (

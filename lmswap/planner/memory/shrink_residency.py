@@ -36,7 +36,7 @@ def shrink_residency(plan: Plan, program: Program, costs: OpCosts, machine: Mach
     """
     if not share:
         return plan
-    _, memory = StepMemory(program, costs).scheduled(plan.recomputes)
+    _, memory = StepMemory(program, costs).with_recomputes(plan.recomputes)
     spans = simulate_swaps(memory, machine.with_links_at(PLANNED_LINK_SHARE), plan.swaps).spans
     out_ends = _out_ends(plan.swaps, spans)
     reached = [0.0, *(span.end_seconds for span in _on(Lane.COMPUTE, spans))]  # by position: when all before it has run

@@ -75,10 +75,10 @@ class Replay:
                     self.at.pop(swap.buffer, None)
             for swap in self.plan.swaps:
                 if swap.in_start == op.index:
-                    self.take(op.index, is_copy_in=True, tensors=[(swap.buffer, self.nbytes(swap.buffer))])
+                    self.take(op.index, is_prefetch=True, tensors=[(swap.buffer, self.nbytes(swap.buffer))])
             made = self.made(op, uses)
             if any(nbytes > SMALL_BYTES for _, nbytes in made):
-                self.take(op.index, is_copy_in=False, tensors=made)
+                self.take(op.index, is_prefetch=False, tensors=made)
             for scratch in [key for key in self.at if isinstance(key, tuple)]:
                 del self.at[scratch]
         assert not self.openings
@@ -111,9 +111,9 @@ class Replay:
     def nbytes(self, buffer: int) -> int:
         return self.program.buffers[buffer].nbytes
 
-    def take(self, position: int, *, is_copy_in: bool, tensors: list[tuple[object, int]]) -> None:
+    def take(self, position: int, *, is_prefetch: bool, tensors: list[tuple[object, int]]) -> None:
         opening = self.openings.pop(0)
-        assert (opening.position, opening.is_copy_in) == (position, is_copy_in)
+        assert (opening.position, opening.is_prefetch) == (position, is_prefetch)
         beside = self.random.choice([-1, 2**60])
         free = sorted(opening.slots, key=lambda place: (place.nbytes, beside if place.offset is None else place.offset))
         ends = {place.offset + place.nbytes for place in opening.slots if place.offset is not None}
