@@ -38,7 +38,9 @@ def plan_checkpoint(problem: Problem) -> Plan:
     if fitting:
         best = min(fitting.values(), key=lambda choice: choice.seconds)
         return build_plan(problem, "checkpoint", (), _recomputes(best.blocks))
-    raise problem.infeasible_with("checkpoint", _recomputes(min(choices, key=lambda choice: choice.peak_bytes).blocks))
+    raise problem.infeasible_with_recomputes(
+        "checkpoint", _recomputes(min(choices, key=lambda choice: choice.peak_bytes).blocks)
+    )
 
 
 @dataclass(frozen=True)

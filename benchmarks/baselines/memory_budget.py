@@ -43,7 +43,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
         if peak_bytes <= problem.budget_bytes:
             return build_plan(problem, "memory_budget", (), recomputes)
         tried.append((peak_bytes, recomputes))
-    raise problem.infeasible_with("memory_budget", min(tried, key=lambda one: one[0])[1])
+    raise problem.infeasible_with_recomputes("memory_budget", min(tried, key=lambda one: one[0])[1])
 
 
 class _SavedActivations:

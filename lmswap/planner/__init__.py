@@ -19,7 +19,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.planner.baselines import plan_none, plan_swap_all
-from lmswap.planner.bound.certify import certify, least_budget
+from lmswap.planner.bound.certify import budget_lower_bound, certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
 from lmswap.planner.explain import explain_plan
 from lmswap.planner.portfolio import plan_auto
@@ -125,7 +125,7 @@ def make_plan(
         **limits,
         link_share=link_share,
         target_seconds=certificate.seconds * (1 + _CLOSE_ENOUGH),
-        least_budget=(0, 0) if isfinite(certificate.seconds) else least_budget(memory, link, min_swap_bytes),
+        min_budget=(0, 0) if isfinite(certificate.seconds) else budget_lower_bound(memory, link, min_swap_bytes),
     )
     known = _POLICIES[policy].__kwdefaults__ or {}
     if unknown := sorted(set(parameters) - set(known)):

@@ -30,9 +30,9 @@ def plan_swap_all(problem: Problem) -> Plan:
     Raises:
         PlanInfeasible: swapping in every gap does not fit the budget.
     """
-    crossing = [gap for gap in problem.gaps if problem.is_crossing(gap)]
+    crossing = [gap for gap in problem.gaps if problem.is_forward_to_backward(gap)]
     gaps = add_needed_gaps(problem, crossing, policy="swap_all")
-    return build_plan(problem, "swap_all", schedule_copies(problem, gaps, even_if_late=True))
+    return build_plan(problem, "swap_all", schedule_copies(problem, gaps, never_cancel=True))
 
 
 def add_needed_gaps(problem: Problem, chosen: Sequence[Gap], *, policy: str) -> tuple[Gap, ...]:

@@ -94,7 +94,7 @@ class PlanCache:
             **kind,
             **limits,
             "machine": machine.name,
-            "link": _digest(_of_no_capacity(machine).to_json()),
+            "link": _digest(_without_capacity(machine).to_json()),
         }
 
     def read(self, program: Program, *, spares: bool = False) -> CachedPlan | None:
@@ -103,7 +103,7 @@ class PlanCache:
         With ``spares`` it is the plan for steps that have shown part of the reserve to be unused.
         """
         file = self._file(program, spares)
-        return self._sound(program, file.read, f"the cached plan {file.path}")
+        return self._verified(program, file.read, f"the cached plan {file.path}")
 
     def write(self, program: Program, planned: CachedPlan) -> None:
         """Replaces the cached plan of ``program`` with the same ``spares`` by ``planned``."""
@@ -119,14 +119,14 @@ class PlanCache:
 
     def unpack(self, program: Program, packed: bytes) -> CachedPlan | None:
         """The plan that another process packed for ``program``, verified; None if it is not valid here."""
-        return self._sound(program, lambda: json.loads(gzip.decompress(packed)), "another rank's plan")
+        return self._verified(program, lambda: json.loads(gzip.decompress(packed)), "another rank's plan")
 
-    def _sound(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> CachedPlan | None:
+    def _verified(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> CachedPlan | None:
         """The plan in the data of ``read``, verified for ``program``; None if there is no valid one."""
         try:
             if (data := read()) is None:
                 return None
-            planned = self._present(CachedPlan.from_data(data, len(program.ops)))
+            planned = self._with_current_capacity(CachedPlan.from_data(data, len(program.ops)))
             limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
             check(planned.plan, program, planned.costs, planned.machine, **limits)
         except (OSError, LmswapError, *DAMAGE) as error:
@@ -140,7 +140,7 @@ class PlanCache:
     def _file(self, program: Program, spares: bool) -> CacheFile:
         return CacheFile.locate("plan", {**self._key(program), "spares": spares})
 
-    def _present(self, planned: CachedPlan) -> CachedPlan:
+    def _with_current_capacity(self, planned: CachedPlan) -> CachedPlan:
         """``planned`` on its machine with the current capacity."""
         capacity_bytes = self._machine.tier(self._tier).capacity_bytes
         tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in planned.machine.tiers)
@@ -155,7 +155,7 @@ def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
     return costs
 
 
-def _of_no_capacity(machine: Machine) -> Machine:
+def _without_capacity(machine: Machine) -> Machine:
     return replace(machine, tiers=tuple(replace(tier, capacity_bytes=0) for tier in machine.tiers))
 
 

@@ -55,7 +55,7 @@ class Calibration:
         return abs(self.measured_seconds - self.predicted_seconds) / self.predicted_seconds
 
     @property
-    def is_off(self) -> bool:
+    def is_out_of_tolerance(self) -> bool:
         """Whether the error is more than `TOLERANCE`."""
         return self.error > TOLERANCE
 
@@ -94,7 +94,7 @@ def calibrate(
     runs = schedule(program, plan.recomputes)
     if len(op_seconds) != len(program.segments):
         return None
-    op_seconds = _without_marks(op_seconds, segment_seconds)
+    op_seconds = _without_timing_overhead(op_seconds, segment_seconds)
     if machine.host is None or len(host_seconds) != len(op_seconds):
         host_seconds = [None] * len(op_seconds)
     times = _op_times(runs, predicted, op_seconds, host_seconds)
@@ -114,7 +114,7 @@ def calibrate(
     )
 
 
-def host_as_measured(program: Program, plan: Plan, machine: Machine, host_seconds: Sequence[float | None]) -> Machine:
+def calibrate_host(program: Program, plan: Plan, machine: Machine, host_seconds: Sequence[float | None]) -> Machine:
     """``machine`` with the host's seconds scaled to the segments for which the device waited.
 
     Args:
@@ -128,7 +128,7 @@ def host_as_measured(program: Program, plan: Plan, machine: Machine, host_second
     return replace(machine, host=_host(schedule(program, plan.recomputes), plan, machine.host, host_seconds))
 
 
-def _without_marks(
+def _without_timing_overhead(
     op_seconds: Sequence[Sequence[float]], segment_seconds: Sequence[float]
 ) -> Sequence[Sequence[float]]:
     """``op_seconds``, scaled down where their segment took less in a step whose ops were not timed.

@@ -47,8 +47,8 @@ class Lanes:
             end += seconds
         else:
             # The other lane's remaining copies run without a pause: none is queued for later than now.
-            share, beside = max(0.0, 2 * link.both_factor - 1), other_end - start
-            end += seconds / share if seconds < beside * share else seconds + beside * (1 - share)
+            share, overlap = max(0.0, 2 * link.both_factor - 1), other_end - start
+            end += seconds / share if seconds < overlap * share else seconds + overlap * (1 - share)
         if is_out:
             self._out_end = end
         else:
@@ -58,18 +58,18 @@ class Lanes:
 
     def run(self, seconds: float) -> None:
         """Runs an op that takes ``seconds`` when nothing is copied."""
-        share, beside = self._compute_factor, self._beside()
-        self.clock += seconds / share if seconds < beside * share else seconds + beside * (1 - share)
+        share, overlap = self._compute_factor, self._copy_seconds_left()
+        self.clock += seconds / share if seconds < overlap * share else seconds + overlap * (1 - share)
 
     def work_in(self, seconds: float) -> float:
         """Work that compute does in the next ``seconds``, in seconds without copies."""
-        return seconds - min(seconds, self._beside()) * (1 - self._compute_factor)
+        return seconds - min(seconds, self._copy_seconds_left()) * (1 - self._compute_factor)
 
     def wait(self, until: float) -> None:
         """Stalls compute until the time ``until``, if that is in the future."""
         self.clock = max(self.clock, until)
 
-    def _beside(self) -> float:
+    def _copy_seconds_left(self) -> float:
         """Seconds for which queued copies will still run: lanes run without a pause."""
         end = self._out_end if self._out_end > self._in_end else self._in_end
         return end - self.clock if end > self.clock else 0.0

@@ -1,4 +1,4 @@
-"""Policy "auto": the plan with the least predicted seconds among those of all policies."""
+"""Policy "auto": the plan with the smallest predicted seconds among those of all policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lmswap.planner.tflms import plan_tflms
 _Policy = Callable[[Problem], Plan]
 
 # The other policies are seldom better than the searches; on larger steps they would take longer.
-_MOST_OPS_FOR_BASELINES = 3_000
+_MAX_OPS_FOR_BASELINES = 3_000
 
 # Plans are the same on machines with more cores.
 _NUM_THREADS = 2
@@ -29,7 +29,7 @@ _NUM_THREADS = 2
 # A search ends in one of several local optima: at 521 ops one seed of three is better by 1 % of the step time.
 # Each takes 0.3 s; the third brought the U-Net (bf16, H200, 42 % of the peak) from 2.2 to 1.5 % over the bound.
 _SEEDS = (1, 2, 3)
-_MOST_OPS_FOR_LAST_SEED = 600
+_MAX_OPS_FOR_LAST_SEED = 600
 # It is skipped where the others come within this share of the bound.
 _CLOSE = 0.01
 
@@ -53,21 +53,21 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
     if exact is not None:
         return exact
 
-    searches, others = _searches(effort), _others(problem)
+    searches, baselines = _searches(effort), _baselines(problem)
     with _threads() as threads:  # the searches release the GIL
-        hasty = replace(problem, asks_need=False)
+        attempted = replace(problem, find_min_budget=False)
 
         def plans_of(policies: Iterable[_Policy]) -> list[Plan]:
-            return [each for each in threads.map(partial(_attempt, hasty), policies) if isinstance(each, Plan)]
+            return [each for each in threads.map(partial(_attempt, attempted), policies) if isinstance(each, Plan)]
 
-        plans = [] if problem.is_hopeless else plans_of(searches[:_NUM_THREADS])
+        plans = [] if problem.is_proven_infeasible else plans_of(searches[:_NUM_THREADS])
         found_seconds = min((plan.predicted_seconds for plan in plans), default=inf)
         if found_seconds > problem.target_seconds:
             is_close = found_seconds <= (1 + _CLOSE) * problem.target_seconds
-            is_small = len(problem.memory.program.ops) <= _MOST_OPS_FOR_LAST_SEED
-            plans += plans_of([*searches[_NUM_THREADS:], *others] if is_small and not is_close else others)
+            is_small = len(problem.memory.program.ops) <= _MAX_OPS_FOR_LAST_SEED
+            plans += plans_of([*searches[_NUM_THREADS:], *baselines] if is_small and not is_close else baselines)
         if not plans:
-            raise _refusal(threads.map(partial(_attempt, problem), [searches[0], *others]))
+            raise _refusal(threads.map(partial(_attempt, problem), [searches[0], *baselines]))
     best = min(plans, key=lambda plan: plan.predicted_seconds)
     return best if best.policy == "auto" else replace(best, policy=f"auto ({best.policy})")
 
@@ -106,12 +106,12 @@ def _refusal(outcomes: Iterable[Plan | PlanInfeasible | TierError]) -> PlanInfea
         if isinstance(refusal, TierError):  # its plan fits the budget
             return refusal
     infeasible = [refusal for refusal in refusals if isinstance(refusal, PlanInfeasible)]
-    least = min(infeasible, key=lambda refusal: refusal.needed_bytes)
+    smallest = min(infeasible, key=lambda refusal: refusal.needed_bytes)
     return PlanInfeasible(
-        budget_bytes=least.budget_bytes,
-        needed_bytes=least.needed_bytes,
-        where=least.where,
-        live=least.live,
+        budget_bytes=smallest.budget_bytes,
+        needed_bytes=smallest.needed_bytes,
+        where=smallest.where,
+        live=smallest.live,
         policy="auto",
     )
 
@@ -120,8 +120,8 @@ def _searches(effort: int) -> list[_Policy]:
     return [partial(plan_search, policy="auto", effort=effort, seed=seed) for seed in _SEEDS]
 
 
-def _others(problem: Problem) -> list[_Policy]:
+def _baselines(problem: Problem) -> list[_Policy]:
     policies: list[_Policy] = [plan_swap, plan_recompute]
-    if len(problem.memory.program.ops) <= _MOST_OPS_FOR_BASELINES:
+    if len(problem.memory.program.ops) <= _MAX_OPS_FOR_BASELINES:
         policies += [plan_swap_all, plan_tflms]
     return policies

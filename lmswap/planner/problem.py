@@ -33,8 +33,8 @@ class Problem:
     min_swap_bytes: int
     link_share: float = PLANNED_LINK_SHARE  # of the link's rate that copies are planned for
     target_seconds: float = 0.0  # plans at or below it are not improved further
-    asks_need: bool = True  # PlanInfeasible must carry the smallest budget that fits, which takes several searches
-    least_budget: tuple[int, int] = (0, 0)  # proved lower bound on the budget of any plan, and the op where
+    find_min_budget: bool = True  # PlanInfeasible carries the smallest budget that fits, which takes several searches
+    min_budget: tuple[int, int] = (0, 0)  # proved lower bound on the budget of any plan, and the op where
     _last: list[tuple[Sequence[Swap], Sequence[Recompute], Timeline]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )  # the last simulation
@@ -64,11 +64,11 @@ class Problem:
         return self.memory.program.buffers[buffer].nbytes
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_proven_infeasible(self) -> bool:
         """Whether it is proved that no plan fits."""
-        return self.budget_bytes < self.least_budget[0]
+        return self.budget_bytes < self.min_budget[0]
 
-    def is_crossing(self, gap: Gap) -> bool:
+    def is_forward_to_backward(self, gap: Gap) -> bool:
         """Whether a gap leads from a forward segment to a backward one."""
         return self.segments[gap.after] != self.segments[gap.before]
 
@@ -103,7 +103,7 @@ class Problem:
         """Whether the step can fit the budget if ``gaps`` are swapped."""
         return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
 
-    def infeasible_with(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
+    def infeasible_with_recomputes(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
         """The error with the budget that ``policy`` needs with ``recomputes`` and no swaps, and where its peak is."""
         runs, memory = self.memory.with_recomputes(recomputes)
         peak = memory.peak
@@ -120,8 +120,10 @@ class Problem:
         """The error with the budget that ``policy`` needs if all ``gaps`` are swapped, and what is live at the peak."""
         curve = self.curve_without(gaps)
         worst = int(curve.argmax())
-        away = {gap.buffer for gap in gaps if gap.after < worst < gap.before}
-        live = [r.buffer for r in self.memory.ranges.values() if r.start <= worst < r.stop and r.buffer not in away]
+        offloaded = {gap.buffer for gap in gaps if gap.after < worst < gap.before}
+        live = [
+            r.buffer for r in self.memory.ranges.values() if r.start <= worst < r.stop and r.buffer not in offloaded
+        ]
         op = self.memory.program.ops[worst]
         return PlanInfeasible(
             budget_bytes=self.budget_bytes,

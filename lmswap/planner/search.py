@@ -68,7 +68,7 @@ def plan_recompute(problem: Problem) -> Plan:
         refusals = [error]
     memory = problem.memory
     anywhere = replace(memory, costs=replace(memory.costs, seconds=_work(memory.program)))
-    for seed in range(1, 1 + _SEEDS_BEFORE_REFUSAL) if problem.asks_need else ():
+    for seed in range(1, 1 + _SEEDS_BEFORE_REFUSAL) if problem.find_min_budget else ():
         try:
             found = search(replace(problem, memory=anywhere, target_seconds=0.0), seed=seed)
         except PlanInfeasible as error:
@@ -108,10 +108,10 @@ def plan_search(
 
     Raises:
         PlanInfeasible: no plan was found that fits the budget; carries the smallest budget that fits, or, without
-            ``problem.asks_need``, the next one to try.
+            ``problem.find_min_budget``, the next one to try.
     """
     link = _make_link(problem, problem.link_share)
-    small = frozenset[int]() if problem.is_hopeless else _small_buffers(problem)
+    small = frozenset[int]() if problem.is_proven_infeasible else _small_buffers(problem)
     # A buffer that lives to the end of the step may exist twice when its op is recomputed.
     step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
     evaluations = effort * _max_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
@@ -123,8 +123,8 @@ def plan_search(
         target_seconds = problem.target_seconds
         return _core.search(step, link, limits, max_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
-    if problem.is_hopeless:  # a search would run to its end: start at the proved lower bound
-        needed_bytes, worst_op = problem.least_budget
+    if problem.is_proven_infeasible:  # a search would run to its end: start at the proved lower bound
+        needed_bytes, worst_op = problem.min_budget
     else:
         found = search(problem.budget_bytes)
         if not found.fits and found.excess_bytes <= small_bytes:
@@ -133,7 +133,7 @@ def plan_search(
         if found.fits:
             return _finish(problem, policy, found, small)
         needed_bytes, worst_op = problem.budget_bytes + found.excess_bytes, found.worst_op
-    while problem.asks_need and not (found := search(needed_bytes)).fits:
+    while problem.find_min_budget and not (found := search(needed_bytes)).fits:
         needed_bytes, worst_op = needed_bytes + found.excess_bytes, found.worst_op
     raise _infeasible(problem, policy, needed_bytes, worst_op)
 

@@ -51,15 +51,15 @@ def simulate(
         OptionError: the plan uses a tier that ``machine`` does not have.
     """
     _, memory = StepMemory(program, costs, min_counted_bytes, released).with_recomputes(plan.recomputes)
-    return _Run(memory, machine, plan.swaps, lanes or Lanes(machine.host)).timeline()
+    return _Simulation(memory, machine, plan.swaps, lanes or Lanes(machine.host)).timeline()
 
 
 def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
     """As `simulate`, for planners that already have the schedule's memory."""
-    return _Run(memory, machine, swaps, Lanes(machine.host)).timeline()
+    return _Simulation(memory, machine, swaps, Lanes(machine.host)).timeline()
 
 
-class _Run:
+class _Simulation:
     def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap], lanes: Lanes) -> None:
         self._memory, self._swaps, self._lanes = memory, swaps, lanes
         self._buffers, self._names = memory.program.buffers, memory.program.buffer_names
@@ -77,8 +77,8 @@ class _Run:
         steps = zip(memory.program.ops, memory.costs.seconds, memory.costs.scratch_bytes, strict=True)
         for position, (op, seconds, scratch_bytes) in enumerate(steps):
             self._resident_bytes -= freed_bytes[position]
-            for act, number in actions.get(position, ()):
-                act(number)
+            for action, number in actions.get(position, ()):
+                action(number)
             self._resident_bytes += allocated_bytes[position]
             curve.append((lanes.clock, self._resident_bytes + scratch_bytes))
             self._queue(lanes.queue_op, op.name)
@@ -92,7 +92,7 @@ class _Run:
         """By position: the actions of swaps, by number, in their order."""
         swaps = self._swaps
         found = defaultdict[int, list[tuple[Callable[[int], None], int]]](list)
-        for act, positions in (
+        for action, positions in (
             (self._start_out, [swap.out_start for swap in swaps]),
             (self._release, [swap.release for swap in swaps]),
             (self._start_in, [swap.in_start for swap in swaps]),
@@ -100,7 +100,7 @@ class _Run:
         ):
             for number, position in enumerate(positions):
                 if position is not None:
-                    found[position].append((act, number))
+                    found[position].append((action, number))
         return found
 
     def _start_out(self, number: int) -> None:

@@ -55,8 +55,8 @@ def plan_tflms(
         raise OptionError(f"swapin_groupby must be at least 1 level, or -1 to have it tuned, not {swapin_groupby}")
     if sync_mode not in range(4):
         raise OptionError(f"sync_mode must be 0, 1, 2 or 3, not {sync_mode}")
-    asked = _Parameters(swapout_threshold, swapin_ahead, swapin_groupby, sync_mode)
-    return build_plan(problem, "tflms", _Tflms(problem).tune(asked))
+    requested = _Parameters(swapout_threshold, swapin_ahead, swapin_groupby, sync_mode)
+    return build_plan(problem, "tflms", _Tflms(problem).tune(requested))
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class _Tflms:
         return schedule_copies(
             self._problem,
             gaps,
-            wishes={gap: self._wish(gap, parameters.ahead) for gap in gaps},
+            preferred_starts={gap: self._preferred_start(gap, parameters.ahead) for gap in gaps},
             sync_out=parameters.sync_mode in (1, 3),
             sync_in=parameters.sync_mode in (2, 3),
         )
 
-    def _wish(self, gap: Gap, ahead: int) -> int:
+    def _preferred_start(self, gap: Gap, ahead: int) -> int:
         """The first position after the gap's begin whose op is at most ``ahead`` levels above the consumer."""
         start = max(gap.after + 1, self._problem.segments[gap.before].start)
         near = self._levels[start : gap.before + 1] >= self._levels[gap.before] - ahead

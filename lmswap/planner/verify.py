@@ -58,9 +58,9 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
         for buffer in set(op.writes):
             writes[buffer].append(op.index)
     segments = _segments(program)
-    trips: dict[int, list[Swap]] = {}  # by buffer: those that were checked
+    swaps_of: dict[int, list[Swap]] = {}  # by buffer: those that were checked
     for swap in plan.swaps:
-        earlier = trips.setdefault(swap.buffer, [])
+        earlier = swaps_of.setdefault(swap.buffer, [])
         _check_buffer(program, machine, swap)
         _check_order(program, swap)
         _check_residency(swap, uses[swap.buffer])

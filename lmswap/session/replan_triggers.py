@@ -14,7 +14,7 @@ from typing import Any
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import BufferKind
 from lmswap.planner import simulate
-from lmswap.planner.calibrate import Calibration, host_as_measured
+from lmswap.planner.calibrate import Calibration, calibrate_host
 from lmswap.reporting.replan_reasons import (
     AccumulatedGradients,
     CompressedExcess,
@@ -94,7 +94,7 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
     elif (excess := _excess_of_tier(step, seen)) is not None:
         machine = compression_ratio.with_measured_ratio(machine, plan, excess.taken_bytes)
     if seen.host_seconds is not None:
-        machine = host_as_measured(joined.program, plan, machine, seen.host_seconds)
+        machine = calibrate_host(joined.program, plan, machine, seen.host_seconds)
         shown["host_of"] = plan
     if seen.segment_seconds is not None:
         shown["segment_seconds"] = seen.segment_seconds
@@ -234,7 +234,7 @@ def _of_calibration(
     # A search has shown that no plan takes less, or there is nothing to swap without a backward.
     if (step.is_overdrawn and not spared_bytes) or not step.backwards:
         return
-    if calibration.is_off:
+    if calibration.is_out_of_tolerance:
         seconds, worst = (calibration.measured_seconds, calibration.predicted_seconds), calibration.worst
         title, op_seconds = step.joined.program.ops[worst.op].title, (worst.measured_seconds, worst.predicted_seconds)
         yield PredictionOff(*seconds, calibration.host_seconds, title, *op_seconds)

@@ -6,7 +6,7 @@ from lmswap.ir.machine import Host
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.planner import simulate
-from lmswap.planner.calibrate import calibrate, host_as_measured
+from lmswap.planner.calibrate import calibrate, calibrate_host
 from tests.ir.build import build, unit_machine
 
 # `a` of 4 bytes is away from op 1 to op 3: 4 s out, 4 s in; `b` is recomputed before op 3.
@@ -88,12 +88,12 @@ def test_exact_predictions_change_nothing():
     # Of the 4 s of the copy in, the recompute of f2 hides 2 s.
     assert made.predicted_seconds == made.measured_seconds == 19.0
     assert made.costs.seconds == STEP.costs.seconds
-    assert not made.is_off
+    assert not made.is_out_of_tolerance
 
 
-@pytest.mark.parametrize(("stall", "is_off"), [(3.8, False), (4.0, True), (0.2, False), (0.0, True)])
-def test_a_tenth_of_the_prediction_is_tolerated(stall, is_off):
-    assert found(measured(12.0, 5.0, stall=stall)).is_off is is_off
+@pytest.mark.parametrize(("stall", "is_out_of_tolerance"), [(3.8, False), (4.0, True), (0.2, False), (0.0, True)])
+def test_a_tenth_of_the_prediction_is_tolerated(stall, is_out_of_tolerance):
+    assert found(measured(12.0, 5.0, stall=stall)).is_out_of_tolerance is is_out_of_tolerance
 
 
 def test_another_sequence_of_segments_is_not_calibrated_from():
@@ -158,10 +158,10 @@ def test_if_the_device_waited_only_host_costs_are_corrected():
 
 def test_the_host_is_corrected_by_itself_as_it_is_with_all_else():
     machine = replace(MACHINE, host=Host(2.0, 1.0))
-    assert host_as_measured(STEP.program, PLAN, machine, (21.0, None)).host.op_seconds == pytest.approx(6.0)
-    assert host_as_measured(STEP.program, PLAN, machine, (None, None)) == machine
-    assert host_as_measured(STEP.program, PLAN, machine, (21.0,)) == machine  # of another step
-    assert host_as_measured(STEP.program, PLAN, MACHINE, (21.0, None)) == MACHINE
+    assert calibrate_host(STEP.program, PLAN, machine, (21.0, None)).host.op_seconds == pytest.approx(6.0)
+    assert calibrate_host(STEP.program, PLAN, machine, (None, None)) == machine
+    assert calibrate_host(STEP.program, PLAN, machine, (21.0,)) == machine  # of another step
+    assert calibrate_host(STEP.program, PLAN, MACHINE, (21.0, None)) == MACHINE
 
 
 def test_ops_take_no_longer_together_than_their_segment_did_untimed():

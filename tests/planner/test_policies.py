@@ -334,8 +334,8 @@ def test_recomputed_copies_keep_their_ids_without_small_buffers(monkeypatch):
         assert schedule(step.program, recomputes).buffers[swap.buffer] == expected
 
 
-@pytest.mark.parametrize("asks_need", [False, True])
-def test_the_needed_budget_is_searched_for_only_on_request(asks_need, monkeypatch):
+@pytest.mark.parametrize("find_min_budget", [False, True])
+def test_the_needed_budget_is_searched_for_only_on_request(find_min_budget, monkeypatch):
     budgets = []
 
     def find(step, link, limits, **_):
@@ -345,9 +345,9 @@ def test_the_needed_budget_is_searched_for_only_on_request(asks_need, monkeypatc
     core = SimpleNamespace(search=find, Step=SimpleNamespace, Link=SimpleNamespace, Limits=SimpleNamespace)
     monkeypatch.setattr(search, "_core", core)
     with pytest.raises(PlanInfeasible) as refusal:
-        search.plan_search(problem_of(CHAIN, 3, asks_need=asks_need), policy="search")
-    assert budgets == ([3, 4, 5, 6] if asks_need else [3])
-    assert refusal.value.needed_bytes == budgets[-1] + (not asks_need)
+        search.plan_search(problem_of(CHAIN, 3, find_min_budget=find_min_budget), policy="search")
+    assert budgets == ([3, 4, 5, 6] if find_min_budget else [3])
+    assert refusal.value.needed_bytes == budgets[-1] + (not find_min_budget)
 
 
 def test_no_search_below_the_proven_minimum(monkeypatch):
@@ -362,8 +362,8 @@ def test_no_search_below_the_proven_minimum(monkeypatch):
     with pytest.raises(PlanInfeasible) as refusal:
         plan_of("auto", CHAIN, 2)
     problem = problem_of(CHAIN, 2)
-    least_bytes, op = least_budget(problem.memory, problem.link, problem.min_swap_bytes)
-    assert min(filter(None, budgets)) == least_bytes == refusal.value.needed_bytes
+    min_resident_bytes, op = least_budget(problem.memory, problem.link, problem.min_swap_bytes)
+    assert min(filter(None, budgets)) == min_resident_bytes == refusal.value.needed_bytes
     assert f"op {op} " in refusal.value.where
 
 
@@ -385,7 +385,7 @@ def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expecte
 
     monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
     monkeypatch.setattr(portfolio, "plan_search", try_search)
-    monkeypatch.setattr(portfolio, "_others", lambda problem: [try_other])
+    monkeypatch.setattr(portfolio, "_baselines", lambda problem: [try_other])
     assert portfolio.plan_auto(problem_of(CHAIN, 5, target_seconds=bound_seconds)).policy == "auto"
     assert tried == expected
 
@@ -397,7 +397,7 @@ def test_errors_of_auto_name_auto(cheapest, monkeypatch):
 
     monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
     monkeypatch.setattr(portfolio, "plan_search", refuse)
-    monkeypatch.setattr(portfolio, "_others", lambda problem: [partial(refuse, policy="tflms")])
+    monkeypatch.setattr(portfolio, "_baselines", lambda problem: [partial(refuse, policy="tflms")])
     with pytest.raises(PlanInfeasible, match="policy 'auto' cannot fit") as refusal:
         portfolio.plan_auto(problem_of(CHAIN, 5))
     assert (refusal.value.policy, refusal.value.needed_bytes) == ("auto", 6)

@@ -51,10 +51,15 @@ def test_a_host_copy_is_not_reused_in_a_segment_without_its_token():
     )
     a, fast = step.id("a"), problem_of(step, 99, unit_machine(out=8, into=8))
     forward, crossing, backward = Gap(a, 0, 3), Gap(a, 3, 6), Gap(a, 6, 9)
-    wishes = {gap: gap.before for gap in (forward, crossing, backward)}
-    assert [s.out_start for s in schedule_copies(fast, [forward, crossing, backward], wishes=wishes)] == [1, None, None]
+    preferred_starts = {gap: gap.before for gap in (forward, crossing, backward)}
+    assert [
+        s.out_start for s in schedule_copies(fast, [forward, crossing, backward], preferred_starts=preferred_starts)
+    ] == [1, None, None]
     # Without the crossing, a reaches the backward function itself, and no token does.
-    assert [s.out_start for s in schedule_copies(fast, [forward, backward], wishes=wishes)] == [1, 7]
+    assert [s.out_start for s in schedule_copies(fast, [forward, backward], preferred_starts=preferred_starts)] == [
+        1,
+        7,
+    ]
 
 
 def test_an_unfinished_swap_out_is_cancelled_at_the_end_if_memory_is_free():
@@ -80,8 +85,8 @@ def test_an_unfinished_swap_out_is_cancelled_at_the_end_if_memory_is_free():
     # One byte less, and one must go: the one that is needed last.
     assert positions(schedule_copies(problem_of(step, 21), gaps)) == [(2, 3, 5, 5)]
     late = {gap: gap.before for gap in gaps}
-    assert positions(schedule_copies(problem_of(step, 20), gaps, wishes=late)) == [(2, 3, 5, 5)]
-    assert len(schedule_copies(problem_of(step, 22), gaps, even_if_late=True)) == 2
+    assert positions(schedule_copies(problem_of(step, 20), gaps, preferred_starts=late)) == [(2, 3, 5, 5)]
+    assert len(schedule_copies(problem_of(step, 22), gaps, never_cancel=True)) == 2
 
 
 def test_a_copy_in_waits_for_room():
@@ -100,9 +105,13 @@ def test_a_copy_in_waits_for_room():
         sizes={"a": 2, "b": 6},
         outputs="y",
     )
-    swaps = schedule_copies(problem_of(step, 8), [Gap(step.id("a"), 1, 6)], wishes={Gap(step.id("a"), 1, 6): 3})
+    swaps = schedule_copies(
+        problem_of(step, 8), [Gap(step.id("a"), 1, 6)], preferred_starts={Gap(step.id("a"), 1, 6): 3}
+    )
     assert positions(swaps) == [(2, 2, 5, 6)]
-    roomy = schedule_copies(problem_of(step, 10), [Gap(step.id("a"), 1, 6)], wishes={Gap(step.id("a"), 1, 6): 4})
+    roomy = schedule_copies(
+        problem_of(step, 10), [Gap(step.id("a"), 1, 6)], preferred_starts={Gap(step.id("a"), 1, 6): 4}
+    )
     assert positions(roomy) == [(2, 3, 4, 6)]
 
 
@@ -111,8 +120,8 @@ def test_release_waits_are_paid_only_under_pressure():
     step = build(text, sizes={"a": 3, "b": 2, "c": 2})
     gap = Gap(step.id("a"), 1, 5)
     # a leaves from 2 on for 3.3 s. f3, a b c, is 7 bytes; f4, a c d, is 6; by f5 a has left.
-    assert positions(schedule_copies(problem_of(step, 7), [gap], wishes={gap: 5})) == [(2, 4, 5, 5)]
-    assert positions(schedule_copies(problem_of(step, 6), [gap], wishes={gap: 5})) == [(2, 2, 5, 5)]
+    assert positions(schedule_copies(problem_of(step, 7), [gap], preferred_starts={gap: 5})) == [(2, 4, 5, 5)]
+    assert positions(schedule_copies(problem_of(step, 6), [gap], preferred_starts={gap: 5})) == [(2, 2, 5, 5)]
 
 
 def chain(length):

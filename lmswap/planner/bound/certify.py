@@ -11,10 +11,10 @@ from lmswap.ir.certificate import Certificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine
 from lmswap.ir.program import Program
-from lmswap.planner.bound.dual import Ints, Prices, dual, idle_intervals, least_bytes
+from lmswap.planner.bound.dual import Ints, Prices, dual, idle_intervals, min_resident_bytes
 
 # Fewer cuts weaken the bound; more than these strengthen it little.
-_FULLEST, _TIGHTEST, _BETWEEN = 8, 8, 4
+_NUM_PEAK_CUTS, _NUM_TIGHT_CUTS, _NUM_EVEN_CUTS = 8, 8, 4
 
 
 def certify(
@@ -34,7 +34,7 @@ def certify(
     if not len(memory.curve) or memory.curve.max() <= budget_bytes:
         return trivial
     found = idle_intervals(memory, link, min_swap_bytes)
-    least = least_bytes(memory, found)
+    least = min_resident_bytes(memory, found)
     if least.max() > budget_bytes:
         return Certificate(math.inf, (int(least.argmax()),), (0.0,), (0.0, 0.0), (0.0, 0.0))
     from lmswap.planner.bound.price_lp import best_prices  # here, see `lmswap.planner.import_search`
@@ -43,12 +43,12 @@ def certify(
     step = dual(memory, found, cuts, budget_bytes, link.compute_factor)
     prices = best_prices(step, budget_bytes)
     seconds = step.bound(prices)
-    return _compact(seconds, cuts, prices) if seconds > trivial.seconds else trivial
+    return _without_redundant_cuts(seconds, cuts, prices) if seconds > trivial.seconds else trivial
 
 
-def least_budget(memory: StepMemory, link: Link, min_swap_bytes: int) -> tuple[int, int]:
+def budget_lower_bound(memory: StepMemory, link: Link, min_swap_bytes: int) -> tuple[int, int]:
     """Lower bound on the budget of any plan, by the same proof, and the op where it is reached."""
-    least = least_bytes(memory, idle_intervals(memory, link, min_swap_bytes))
+    least = min_resident_bytes(memory, idle_intervals(memory, link, min_swap_bytes))
     return int(least.max()), int(least.argmax())
 
 
@@ -59,14 +59,14 @@ def _cuts(memory: StepMemory, least: Bytes, budget_bytes: int) -> Ints:
     idle at first.
     """
     over = np.flatnonzero(memory.curve > budget_bytes)
-    fullest = [part[memory.curve[part].argmax()] for part in np.array_split(over, min(_FULLEST, len(over)))]
-    tightest = [part[least[part].argmax()] for part in np.array_split(over, min(_TIGHTEST, len(over)))]
-    times = np.linspace(0.0, memory.op_starts[-1], _BETWEEN + 2)[1:-1]
+    fullest = [part[memory.curve[part].argmax()] for part in np.array_split(over, min(_NUM_PEAK_CUTS, len(over)))]
+    tightest = [part[least[part].argmax()] for part in np.array_split(over, min(_NUM_TIGHT_CUTS, len(over)))]
+    times = np.linspace(0.0, memory.op_starts[-1], _NUM_EVEN_CUTS + 2)[1:-1]
     between = np.searchsorted(memory.op_starts[1:-1], times, "right")
     return np.unique(np.concatenate([fullest, tightest, between]).astype(np.int64))
 
 
-def _compact(seconds: float, cuts: Ints, prices: Prices) -> Certificate:
+def _without_redundant_cuts(seconds: float, cuts: Ints, prices: Prices) -> Certificate:
     """The certificate without redundant cuts."""
     out, into = prices.out, prices.into
     matters = (prices.memory > 0) | (out[1:] != out[:-1]) | (into[1:] != into[:-1])

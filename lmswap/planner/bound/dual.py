@@ -72,7 +72,7 @@ def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleI
     return found[np.isfinite(np.minimum(out_seconds, recompute_seconds))]
 
 
-def least_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
+def min_resident_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
     """By op: bytes that are resident under any plan, recomputes included."""
     change = np.zeros(len(memory.curve) + 1, np.int64)
     np.add.at(change, found.after + 1, found.nbytes.astype(np.int64))
@@ -86,7 +86,7 @@ class BufferVersions:
 
     made_in: Ints  # zone
     is_idle: Bools  # [version, cut]: it can be non-resident there
-    goes_on: Bools  # [version, cut]: the same gap covers the next cut
+    continues: Bools  # [version, cut]: the same gap covers the next cut
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
@@ -98,16 +98,16 @@ def versions(found: IdleIntervals, cuts: Ints) -> BufferVersions:
     first, stop = np.searchsorted(cuts, found.after, "right"), np.searchsorted(cuts, found.before, "left")
     is_cut = first < stop
     gaps, first, counts = found[is_cut], first[is_cut], (stop - first)[is_cut]
-    _, some_gap, row = np.unique(gaps.version, return_index=True, return_inverse=True)
+    _, first_gap, row = np.unique(gaps.version, return_index=True, return_inverse=True)
     gap = np.repeat(np.arange(len(first)), counts)
     cut = np.arange(len(gap)) - np.repeat(np.cumsum(counts) - counts, counts) + first[gap]
-    gap_at = np.full((len(some_gap), len(cuts) + 1), -1)
+    gap_at = np.full((len(first_gap), len(cuts) + 1), -1)
     gap_at[row[gap], cut] = gap
     is_idle = gap_at[:, :-1] >= 0
-    made_in = np.searchsorted(cuts, gaps.written[some_gap], "right")
+    made_in = np.searchsorted(cuts, gaps.written[first_gap], "right")
     costs = (gaps.nbytes, gaps.out_seconds, gaps.in_seconds, gaps.recompute_seconds)
     return BufferVersions(
-        made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[some_gap] for each in costs)
+        made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[first_gap] for each in costs)
     )
 
 
@@ -125,7 +125,7 @@ class Dual:
     """The resources that plans share at some cuts and in the adjacent zones, and the versions that need them."""
 
     versions: BufferVersions
-    room_bytes: Floats  # by cut: for idle versions, above `least_bytes`
+    idle_budget_bytes: Floats  # by cut: for idle versions, above `min_resident_bytes`
     cut_seconds: Floats  # of compute, by cut
     zone_seconds: Floats  # of compute, by zone
     compute_factor: float  # of compute, while copies run
@@ -134,7 +134,7 @@ class Dual:
         """The seconds that ``prices`` prove."""
         at_cut = (np.minimum(lane[1:], lane[:-1]) for lane in (prices.out, prices.into))
         compute = self.zone_seconds @ self._run(prices.out, prices.into) + self.cut_seconds @ self._run(*at_cut)
-        return float(compute - self.room_bytes @ prices.memory) + self._versions_seconds(prices)
+        return float(compute - self.idle_budget_bytes @ prices.memory) + self._versions_seconds(prices)
 
     def _run(self, out: Floats, into: Floats) -> Floats:
         """The price of compute's time."""
@@ -146,25 +146,25 @@ class Dual:
         Each is resident in a zone, without or with a host copy, or non-resident at a cut, dropped or copied.
         """
         of, run = self.versions, self._run(prices.out, prices.into)
-        present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
+        resident, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):
-            idle, goes_on = of.is_idle[:, cut], of.goes_on[:, cut]
+            idle, continues = of.is_idle[:, cut], of.continues[:, cut]
             dropped = np.minimum(
-                np.where(goes_on, dropped, np.inf), _priced(of.recompute_seconds, run[cut + 1]) + present
+                np.where(continues, dropped, np.inf), _times_price(of.recompute_seconds, run[cut + 1]) + resident
             )
             copied = np.minimum(
-                np.where(goes_on, copied, np.inf), _priced(of.in_seconds, prices.into[cut + 1]) + with_copy
+                np.where(continues, copied, np.inf), _times_price(of.in_seconds, prices.into[cut + 1]) + with_copy
             )
             held = np.where(idle, of.nbytes * prices.memory[cut], 0.0)
-            away = np.where(idle, dropped, np.inf)
-            with_copy = np.minimum(np.minimum(with_copy + held, away), np.where(idle, copied, np.inf))
-            present = np.minimum(present + held, away)
-            present = np.minimum(present, _priced(of.out_seconds, prices.out[cut]) + with_copy)
-            seconds = np.where(of.made_in == cut, present, seconds)
+            evicted = np.where(idle, dropped, np.inf)
+            with_copy = np.minimum(np.minimum(with_copy + held, evicted), np.where(idle, copied, np.inf))
+            resident = np.minimum(resident + held, evicted)
+            resident = np.minimum(resident, _times_price(of.out_seconds, prices.out[cut]) + with_copy)
+            seconds = np.where(of.made_in == cut, resident, seconds)
         return float(seconds.sum())
 
 
-def _priced(seconds: Floats, price: float) -> Floats:
+def _times_price(seconds: Floats, price: float) -> Floats:
     """``seconds`` times ``price``; infinite seconds cost infinitely much at a price of 0 too."""
     return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
 
@@ -174,7 +174,7 @@ def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int
     starts = np.array(memory.op_starts)
     return Dual(
         versions(found, cuts),
-        (budget_bytes - least_bytes(memory, found)[cuts]).astype(np.float64),
+        (budget_bytes - min_resident_bytes(memory, found)[cuts]).astype(np.float64),
         starts[cuts + 1] - starts[cuts],
         starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],
         compute_factor,

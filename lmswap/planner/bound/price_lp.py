@@ -10,8 +10,8 @@ from lmswap.planner.bound.dual import BufferVersions, Dual, Floats, Ints, Prices
 
 # Of similar versions; the smallest are left out. With 80 the program takes two to four times as long (ResNet-50: 0.4
 # to 0.8 s of a second for planning), and on the U-Nets, ResNet-50, GPT and ViT it proves no more.
-_MOST_CLASSES = 40
-_LIKE = 0.03  # versions are similar if they idle at the same cuts, at seconds per byte within about this share
+_MAX_CLASSES = 40
+_SIMILARITY = 0.03  # versions are similar if they idle at the same cuts, at seconds per byte within about this share
 
 
 def best_prices(dual: Dual, budget_bytes: int) -> Prices:
@@ -22,15 +22,17 @@ def best_prices(dual: Dual, budget_bytes: int) -> Prices:
 def _merged(versions: BufferVersions) -> BufferVersions:
     """Similar versions merged, largest first."""
     costs = np.stack([versions.nbytes, versions.out_seconds, versions.in_seconds, versions.recompute_seconds], axis=1)
-    rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _LIKE
+    rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _SIMILARITY
     rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
-    key = np.column_stack([versions.made_in, versions.is_idle, versions.goes_on, rates]).astype(np.int64)
+    key = np.column_stack([versions.made_in, versions.is_idle, versions.continues, rates]).astype(np.int64)
     _, member, kind = np.unique(key, axis=0, return_index=True, return_inverse=True)
     total = np.zeros((len(member), costs.shape[1]))
     np.add.at(total, kind.ravel(), costs)
-    largest = np.argsort(-total[:, 0], kind="stable")[:_MOST_CLASSES]
+    largest = np.argsort(-total[:, 0], kind="stable")[:_MAX_CLASSES]
     shown = member[largest]
-    return BufferVersions(versions.made_in[shown], versions.is_idle[shown], versions.goes_on[shown], *total[largest].T)
+    return BufferVersions(
+        versions.made_in[shown], versions.is_idle[shown], versions.continues[shown], *total[largest].T
+    )
 
 
 class _PriceProgram:
@@ -48,10 +50,10 @@ class _PriceProgram:
         self._num_rows = 0
         self._entries: list[tuple[Ints, Ints, Floats]] = []
         self._limits: list[Floats] = []
-        cuts, zones, kinds = len(dual.room_bytes), len(dual.zone_seconds), len(self._versions.nbytes)
+        cuts, zones, kinds = len(dual.idle_budget_bytes), len(dual.zone_seconds), len(self._versions.nbytes)
         self._memory, self._out, self._into, self._run = map(self._variables, (cuts, zones, zones, zones))
         self._out_at_cut, self._in_at_cut, self._run_at_cut = map(self._variables, (cuts, cuts, cuts))
-        self._to_come = [self._variables(kinds, zones) for _ in range(4)]
+        self._cost_to_go = [self._variables(kinds, zones) for _ in range(4)]
 
     def _variables(self, *shape: int) -> Ints:
         start = self._num_variables
@@ -73,7 +75,7 @@ class _PriceProgram:
         self._limit_versions()
         row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
-        bounds = np.column_stack([np.zeros(self._num_variables), self._most()])
+        bounds = np.column_stack([np.zeros(self._num_variables), self._max()])
         found = linprog(-self._gain(), A_ub=rows, b_ub=np.concatenate(self._limits), bounds=bounds, method="highs-ds")
         return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
 
@@ -82,31 +84,31 @@ class _PriceProgram:
         dual, gain = self._dual, np.zeros(self._num_variables)
         gain[self._run] = dual.zone_seconds / self._second_unit
         gain[self._run_at_cut] = dual.cut_seconds / self._second_unit
-        gain[self._memory] = -dual.room_bytes / self._byte_unit
-        present = self._to_come[0]
-        gain[present[np.arange(len(present)), self._versions.made_in]] = 1.0
+        gain[self._memory] = -dual.idle_budget_bytes / self._byte_unit
+        resident = self._cost_to_go[0]
+        gain[resident[np.arange(len(resident)), self._versions.made_in]] = 1.0
         return gain
 
-    def _most(self) -> Floats:
+    def _max(self) -> Floats:
         """Upper bounds: the price of compute is at most 1; the cost-to-go of a version after its last idle cut is 0."""
         most, idle = np.full(self._num_variables, np.inf), self._versions.is_idle
         most[self._run] = most[self._run_at_cut] = 1.0
         later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
         is_over = np.column_stack([~later, np.ones(len(idle), bool)])
-        for here in self._to_come[:2]:
+        for here in self._cost_to_go[:2]:
             most[here[is_over]] = 0.0
         return most
 
     def _limit_versions(self) -> None:
         """See `Dual`: the cost-to-go, resident from a zone or non-resident from a cut, is at most any choice's."""
-        of, present, with_copy, dropped, copied = self._versions, *self._to_come
+        of, resident, with_copy, dropped, copied = self._versions, *self._cost_to_go
         nbytes = of.nbytes / self._byte_unit
         out_seconds, in_seconds, recompute_seconds = (
             each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)
         )
         exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
         swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.recompute_seconds)[:, None]
-        for here in (present, with_copy):
+        for here in (resident, with_copy):
             row, cut = np.nonzero(exists & ~of.is_idle)
             self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0))
             row, cut = np.nonzero(of.is_idle)
@@ -114,11 +116,11 @@ class _PriceProgram:
             row, cut = np.nonzero(of.is_idle & repeatable)
             self._limit((here[row, cut], 1.0), (dropped[row, cut], -1.0))
         row, cut = np.nonzero(exists & swappable)
-        self._limit((present[row, cut], 1.0), (with_copy[row, cut], -1.0), (self._out[cut], -out_seconds[row]))
+        self._limit((resident[row, cut], 1.0), (with_copy[row, cut], -1.0), (self._out[cut], -out_seconds[row]))
         held = np.where(of.is_idle[row, cut], nbytes[row], 0.0)
         at_cut = (self._out_at_cut[cut], -out_seconds[row])
-        self._limit((present[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (self._memory[cut], -held))
-        row, cut = np.nonzero(of.goes_on & swappable)
+        self._limit((resident[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (self._memory[cut], -held))
+        row, cut = np.nonzero(of.continues & swappable)
         at_cut = (self._in_at_cut[cut + 1], -in_seconds[row])
         self._limit(
             (copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), at_cut, (self._memory[cut + 1], -nbytes[row])
@@ -128,9 +130,9 @@ class _PriceProgram:
         self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (self._into[cut + 1], -in_seconds[row]))
         row, cut = np.nonzero(of.is_idle & repeatable)
         again = (self._run[cut + 1], -recompute_seconds[row])
-        self._limit((dropped[row, cut], 1.0), (present[row, cut + 1], -1.0), again)
+        self._limit((dropped[row, cut], 1.0), (resident[row, cut + 1], -1.0), again)
         for absent, possible in ((dropped, repeatable), (copied, swappable)):
-            row, cut = np.nonzero(of.goes_on & possible)
+            row, cut = np.nonzero(of.continues & possible)
             self._limit((absent[row, cut], 1.0), (absent[row, cut + 1], -1.0))
 
     def _prices(self, found: Floats) -> Prices:

@@ -65,12 +65,12 @@ def verify_certificate(
     _check_shape(program, certificate)
     link = machine.tier(tier).link.while_busy
     versions = _versions(program, costs, min_swap_bytes)
-    present = [_present_bytes(program, costs, versions, cut) for cut in certificate.cuts]
-    if any(nbytes > budget_bytes for nbytes in present):
+    resident = [_min_resident_bytes(program, costs, versions, cut) for cut in certificate.cuts]
+    if any(nbytes > budget_bytes for nbytes in resident):
         proven = math.inf
     else:
-        rooms = [budget_bytes - nbytes for nbytes in present]
-        least = math.fsum(_least_seconds(version, certificate, link) for version in versions)
+        rooms = [budget_bytes - nbytes for nbytes in resident]
+        least = math.fsum(_min_seconds(version, certificate, link) for version in versions)
         offered = math.fsum(price * room for price, room in zip(certificate.memory_prices, rooms, strict=True))
         queued = machine.host.op_seconds * len(program.ops) if machine.host else 0.0
         proven = max(costs.free_seconds, queued, _compute_seconds(costs, certificate, link) + least - offered)
@@ -145,7 +145,7 @@ def _repeatable(program: Program) -> set[int]:
     }
 
 
-def _present_bytes(program: Program, costs: OpCosts, versions: list[_BufferVersion], cut: int) -> int:
+def _min_resident_bytes(program: Program, costs: OpCosts, versions: list[_BufferVersion], cut: int) -> int:
     """Bytes that are resident while the op of a cut runs, under any plan."""
     nbytes = costs.scratch_bytes[cut]
     for buffer, (start, stop) in _lifetimes(program).items():
@@ -173,14 +173,14 @@ def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _least_seconds(version: _BufferVersion, certificate: Certificate, link: Link) -> float:
+def _min_seconds(version: _BufferVersion, certificate: Certificate, link: Link) -> float:
     """The cheapest path through the zones, by dynamic programming from the last backwards over the version's states.
 
-    ``present`` and ``with_copy`` (it has a host copy too) in a zone; ``dropped`` and ``copied`` at a cut.
+    ``resident`` and ``with_copy`` (it has a host copy too) in a zone; ``dropped`` and ``copied`` at a cut.
     """
     cuts, out, into = certificate.cuts, certificate.out_prices, certificate.in_prices
     copies = version.is_swappable and (link.out_rate.seconds(version.nbytes), link.in_rate.seconds(version.nbytes))
-    present = with_copy = dropped = copied = 0.0
+    resident = with_copy = dropped = copied = 0.0
     later: tuple[int, int] | None = None  # the gap at the next cut
     for cut in reversed(range(bisect_right(cuts, version.written), bisect_left(cuts, version.gaps[-1][1]))):
         gap = next(((after, before) for after, before in version.gaps if after < cuts[cut] < before), None)
@@ -189,17 +189,17 @@ def _least_seconds(version: _BufferVersion, certificate: Certificate, link: Link
             copied = copied if gap == later else math.inf
             if version.recompute_seconds < math.inf:
                 dropped = min(
-                    dropped, version.recompute_seconds * _run_price(out[cut + 1], into[cut + 1], link) + present
+                    dropped, version.recompute_seconds * _run_price(out[cut + 1], into[cut + 1], link) + resident
                 )
             if copies:
                 copied = min(copied, copies[1] * into[cut + 1] + with_copy)
             held = version.nbytes * certificate.memory_prices[cut]
             with_copy = min(with_copy + held, dropped, copied)
-            present = min(present + held, dropped)
+            resident = min(resident + held, dropped)
         if copies:
-            present = min(present, copies[0] * out[cut] + with_copy)
+            resident = min(resident, copies[0] * out[cut] + with_copy)
         later = gap
-    return present
+    return resident
 
 
 def _compute_seconds(costs: OpCosts, certificate: Certificate, link: Link) -> float:

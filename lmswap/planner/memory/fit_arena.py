@@ -22,14 +22,14 @@ _STEPS = 256
 
 
 def fit_arena(
-    plan_within: Callable[[int], Plan], placed_bytes: Callable[[Plan, float], int], most_bytes: int
+    plan_within: Callable[[int], Plan], placed_bytes: Callable[[Plan, float], int], max_bytes: int
 ) -> tuple[Plan, float]:
-    """The fastest plan found whose tensors, fragmentation included, take at most ``most_bytes``.
+    """The fastest plan found whose tensors, fragmentation included, take at most ``max_bytes``.
 
     Args:
         plan_within: plans for a budget in bytes, fragmentation not included.
         placed_bytes: bytes of a plan with fragmentation, its residencies shortened by a share.
-        most_bytes: the limit.
+        max_bytes: the limit.
 
     Returns:
         The plan, and the share by which its residencies must be shortened.
@@ -37,43 +37,43 @@ def fit_arena(
     Raises:
         PlanInfeasible: none was found; carries the bytes, with fragmentation, of the smallest plan tried.
     """
-    lost_bytes = too_few_bytes = 0  # withheld from plans
+    withheld_bytes = too_few_bytes = 0  # withheld from plans
     enough_bytes: int | None = None
     found: list[tuple[Plan, float]] = []
     placed: list[int] = []
     refusal: PlanInfeasible | None = None
-    while enough_bytes is None or enough_bytes - too_few_bytes > _CLOSE_ENOUGH * most_bytes:
+    while enough_bytes is None or enough_bytes - too_few_bytes > _CLOSE_ENOUGH * max_bytes:
         try:
-            plan = plan_within(most_bytes - lost_bytes)
+            plan = plan_within(max_bytes - withheld_bytes)
         except PlanInfeasible as error:
             refusal = error.with_traceback(None)  # or the two would keep each other, and all callers' frames
-            if lost_bytes == enough_bytes:
+            if withheld_bytes == enough_bytes:
                 break
-            enough_bytes = lost_bytes = most_bytes - error.needed_bytes  # next: the smallest plan
+            enough_bytes = withheld_bytes = max_bytes - error.needed_bytes  # next: the smallest plan
             continue
         for share in _SHARES if plan.swaps else _SHARES[:1]:
             placed.append(placed_bytes(plan, share))
-            excess_bytes = placed[-1] - most_bytes
+            excess_bytes = placed[-1] - max_bytes
             if excess_bytes <= 0:
                 found.append((plan, share))
-                enough_bytes = lost_bytes
+                enough_bytes = withheld_bytes
                 break
         else:
-            if lost_bytes != enough_bytes:
-                too_few_bytes = lost_bytes
-            elif excess_bytes > _CLOSE_ENOUGH * most_bytes:
+            if withheld_bytes != enough_bytes:
+                too_few_bytes = withheld_bytes
+            elif excess_bytes > _CLOSE_ENOUGH * max_bytes:
                 break  # no plan is that much smaller
         if enough_bytes is None:  # in growing steps: a slightly smaller budget may give the same layout
-            lost_bytes += max(excess_bytes, lost_bytes // 2, most_bytes // _STEPS)
+            withheld_bytes += max(excess_bytes, withheld_bytes // 2, max_bytes // _STEPS)
         elif enough_bytes == 0:
             break
         else:
-            lost_bytes = (too_few_bytes + enough_bytes) // 2
+            withheld_bytes = (too_few_bytes + enough_bytes) // 2
     if found:
         return min(found, key=lambda pair: pair[0].predicted_seconds)
     assert refusal is not None
     raise PlanInfeasible(
-        budget_bytes=most_bytes,
+        budget_bytes=max_bytes,
         needed_bytes=min(placed, default=refusal.needed_bytes),
         where=refusal.where,
         live=refusal.live,

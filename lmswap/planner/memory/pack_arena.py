@@ -52,23 +52,25 @@ def pack_arena(
         num_held: by kind of result.
     """
     _, memory = StepMemory(program, costs).with_recomputes(plan.recomputes)
-    residencies = _with_rivals(_residencies(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held}))
+    residencies = _with_ambiguous_outside(
+        _residencies(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held})
+    )
     large = [residency for residency in residencies if residency.block.nbytes > SMALL_BYTES]
-    inside, beside = (
+    inside, outside = (
         [residency for residency in large if bool(residency.num_held) == is_held] for is_held in (False, True)
     )
     packing = pack(_blocks(inside), BLOCK_BYTES, separation_bytes=SEPARATION_BYTES, max_visits=_MAX_VISITS)
-    offsets: list[int | None] = [*packing.offsets, *[None] * len(beside)]
+    offsets: list[int | None] = [*packing.offsets, *[None] * len(outside)]
     found: dict[tuple[int, int], list[Slot]] = defaultdict(list)
-    for offset, residency in zip(offsets, [*inside, *beside], strict=True):
-        found[residency.taken].append(Slot(offset, slot_bytes(residency.block.nbytes)))
+    for offset, residency in zip(offsets, [*inside, *outside], strict=True):
+        found[residency.allocated].append(Slot(offset, slot_bytes(residency.block.nbytes)))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
         Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=_by_offset)))
         for (moment, _), places in _in_order(found, plan.swaps)
     )
-    results_bytes = _results_bytes(beside) + _added_bytes(memory)
+    results_bytes = _results_bytes(outside) + _accumulated_bytes(memory)
     return ArenaLayout(openings, packing.capacity_bytes, results_bytes, _small_bytes(residencies))
 
 
@@ -84,8 +86,8 @@ def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes
     """
     placed = [*steps]
     sizes = [places.arena_bytes for places, _ in placed]
-    beside_bytes = max(places.total_bytes - places.arena_bytes for places, _ in placed)
-    fits = max(sizes) + beside_bytes <= min(most_bytes for _, most_bytes in placed) + tolerated_bytes
+    outside_bytes = max(places.total_bytes - places.arena_bytes for places, _ in placed)
+    fits = max(sizes) + outside_bytes <= min(max_bytes for _, max_bytes in placed) + tolerated_bytes
     return max(sizes) if fits else min(sizes)
 
 
@@ -96,7 +98,7 @@ class _Residency:
     Of equal ones that are allocated at once, the lowest ``rank`` gets the lowest offset; None if unknown.
     """
 
-    taken: tuple[int, int]
+    allocated: tuple[int, int]
     block: Block
     rank: int | None = None
     num_held: int = 0  # number that the caller may hold at once; 0: not returned
@@ -104,24 +106,24 @@ class _Residency:
 
 def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKind, int]) -> list[_Residency]:
     program = memory.program
-    trips: dict[int, list[Swap]] = defaultdict(list)
+    swaps_of: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(swaps, key=lambda swap: swap.release):
-        trips[swap.buffer].append(swap)
+        swaps_of[swap.buffer].append(swap)
     residencies = []
     for buffer, live_range in memory.ranges.items():
         kind, nbytes = program.buffers[buffer].kind, program.buffers[buffer].nbytes
         if kind is BufferKind.TANGENT or not live_range.writes:
             continue
-        start, taken = _MOMENTS * live_range.start + _OP, (_MOMENTS * live_range.start + _OP, 0)
+        start, allocated = _MOMENTS * live_range.start + _OP, (_MOMENTS * live_range.start + _OP, 0)
         rank = _rank(memory, buffer, live_range.start)
-        for swap in trips[buffer]:
+        for swap in swaps_of[buffer]:
             residencies.append(
-                _Residency(taken, Block(start, _MOMENTS * swap.release, nbytes), rank, num_held.get(kind, 0))
+                _Residency(allocated, Block(start, _MOMENTS * swap.release, nbytes), rank, num_held.get(kind, 0))
             )
             start = _MOMENTS * swap.in_start + _COPY_IN
-            taken, rank = (start, buffer), 0
+            allocated, rank = (start, buffer), 0
         residencies.append(
-            _Residency(taken, Block(start, _MOMENTS * live_range.stop, nbytes), rank, num_held.get(kind, 0))
+            _Residency(allocated, Block(start, _MOMENTS * live_range.stop, nbytes), rank, num_held.get(kind, 0))
         )
     for op in program.ops:
         start = _MOMENTS * op.index + _OP
@@ -131,12 +133,14 @@ def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[Bu
     return [residency for residency in residencies if residency.block.nbytes]
 
 
-def _with_rivals(residencies: Sequence[_Residency]) -> list[_Residency]:
+def _with_ambiguous_outside(residencies: Sequence[_Residency]) -> list[_Residency]:
     """Tensors allocated together with a result of the same size go outside too: which gets which is unknown."""
-    results = {(residency.taken, slot_bytes(residency.block.nbytes)) for residency in residencies if residency.num_held}
+    results = {
+        (residency.allocated, slot_bytes(residency.block.nbytes)) for residency in residencies if residency.num_held
+    }
     return [
         replace(residency, num_held=max(1, residency.num_held))
-        if (residency.taken, slot_bytes(residency.block.nbytes)) in results
+        if (residency.allocated, slot_bytes(residency.block.nbytes)) in results
         else residency
         for residency in residencies
     ]
@@ -156,7 +160,7 @@ def _blocks(residencies: Sequence[_Residency]) -> list[Block]:
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, residency in enumerate(residencies):
-        groups[residency.taken].append(index)
+        groups[residency.allocated].append(index)
     blocks = [residency.block for residency in residencies]
     for number, group in enumerate(groups.values()):
         alike: dict[int, list[int]] = defaultdict(list)
@@ -196,9 +200,9 @@ def _results_bytes(results: Iterable[_Residency]) -> int:
         if nbytes >= _OWN_SEGMENT_BYTES:
             own_bytes += residency.num_held * -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
             continue
-        together[residency.taken] += 1
+        together[residency.allocated] += 1
         for _ in range(residency.num_held):
-            fitting = (number for number, taken in enumerate(shared) if taken + nbytes <= _SHARED_SEGMENT_BYTES)
+            fitting = (number for number, allocated in enumerate(shared) if allocated + nbytes <= _SHARED_SEGMENT_BYTES)
             if (number := next(fitting, None)) is None:
                 shared.append(nbytes)
             else:
@@ -208,7 +212,7 @@ def _results_bytes(results: Iterable[_Residency]) -> int:
     return own_bytes + (len(shared) + apart) * _SHARED_SEGMENT_BYTES
 
 
-def _added_bytes(memory: StepMemory) -> int:
+def _accumulated_bytes(memory: StepMemory) -> int:
     """Bytes of gradients until they are added to the caller's."""
     kind_of, ranges = memory.program.buffers, memory.ranges.values()
     added = [
@@ -222,7 +226,7 @@ def _added_bytes(memory: StepMemory) -> int:
 
 def _small_bytes(residencies: Sequence[_Residency]) -> int:
     """Whole segments for the peak of small tensors, and one more for fragmentation."""
-    most_bytes = live_bytes(
+    max_bytes = live_bytes(
         [residency.block for residency in residencies if residency.block.nbytes <= SMALL_BYTES], unit_bytes=1
     )
-    return (-(-most_bytes // _SMALL_SEGMENT_BYTES) + 1) * _SMALL_SEGMENT_BYTES
+    return (-(-max_bytes // _SMALL_SEGMENT_BYTES) + 1) * _SMALL_SEGMENT_BYTES

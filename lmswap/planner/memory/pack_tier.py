@@ -67,11 +67,11 @@ def live_bytes(blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES) -> int:
         for block, nbytes in zip(blocks, sizes, strict=True)
         for change in ((block.start, nbytes), (block.stop, -nbytes))
     )
-    held = most = 0
+    held = peak_bytes = 0
     for _, change in changes:
         held += change
-        most = max(most, held)
-    return most
+        peak_bytes = max(peak_bytes, held)
+    return peak_bytes
 
 
 def _rounded(nbytes: int, unit_bytes: int) -> int:

@@ -14,30 +14,30 @@ SWAP = Swap(0, "host", 0, 1, 2, 3, 4)
 
 
 class Steps:
-    """Plans take all that they may and are the faster for it; none takes fewer than ``least_bytes``."""
+    """Plans take all that they may and are the faster for it; none takes fewer than ``min_resident_bytes``."""
 
-    def __init__(self, least_bytes: int, hole_share: float) -> None:
-        self._least_bytes, self._hole_share = least_bytes, hole_share
+    def __init__(self, min_resident_bytes: int, hole_share: float) -> None:
+        self._least_bytes, self._hole_share = min_resident_bytes, hole_share
         self.num_made = 0
 
-    def plan_within(self, most_bytes: int) -> Plan:
+    def plan_within(self, max_bytes: int) -> Plan:
         self.num_made += 1
-        if most_bytes < self._least_bytes:
-            raise PlanInfeasible(budget_bytes=most_bytes, needed_bytes=self._least_bytes, where="f", policy="p")
-        return Plan("p", most_bytes, (SWAP,), 1e9 - most_bytes, most_bytes)
+        if max_bytes < self._least_bytes:
+            raise PlanInfeasible(budget_bytes=max_bytes, needed_bytes=self._least_bytes, where="f", policy="p")
+        return Plan("p", max_bytes, (SWAP,), 1e9 - max_bytes, max_bytes)
 
     def placed_bytes(self, plan: Plan, share: float) -> int:
         return int((1 + self._hole_share) * plan.predicted_peak_bytes)
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.5))
-def test_layouts_with_3_percent_to_spare_are_found(least_bytes: int, hole_share: float):
-    steps = Steps(least_bytes, hole_share)
+def test_layouts_with_3_percent_to_spare_are_found(min_resident_bytes: int, hole_share: float):
+    steps = Steps(min_resident_bytes, hole_share)
     try:
         plan, _ = fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     except PlanInfeasible as error:
-        assert (1 + hole_share) * least_bytes > 1000 - 1000 / 30
-        assert error.needed_bytes >= least_bytes
+        assert (1 + hole_share) * min_resident_bytes > 1000 - 1000 / 30
+        assert error.needed_bytes >= min_resident_bytes
         assert error.budget_bytes == 1000
     else:
         assert steps.placed_bytes(plan, 0.0) <= 1000
@@ -82,8 +82,8 @@ def test_needed_bytes_under_fragmentation_are_those_of_an_existing_plan():
 
 
 def test_the_fastest_plan_that_fits_is_taken_also_in_less_memory():
-    def plan_within(most_bytes: int) -> Plan:
-        return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
+    def plan_within(max_bytes: int) -> Plan:
+        return Plan("p", max_bytes, (), 1.0 if max_bytes == 800 else 5.0, max_bytes)
 
     sizes = {1000: 1200, 800: 800}
     plan, _ = fit_arena(plan_within, lambda plan, share: sizes.get(plan.budget_bytes, 900), 1000)
@@ -107,5 +107,5 @@ def test_a_plan_without_swaps_is_packed_once():
         placed.append(plan.budget_bytes)
         return plan.budget_bytes + 100
 
-    fit_arena(lambda most_bytes: Plan("p", most_bytes, (), 1.0, min(most_bytes, 800)), placed_bytes, 1000)
+    fit_arena(lambda max_bytes: Plan("p", max_bytes, (), 1.0, min(max_bytes, 800)), placed_bytes, 1000)
     assert len(placed) == len({*placed})
