@@ -151,7 +151,7 @@ class ModelCall:
         return self._steps.spare_bytes()
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
-        self._session.engine.refuse_closed()
+        self._session.engine.check_open()
         self._end_segment()
         key = (_known_as(step), "backward")
         self._backward = (key, self._session.recorder.begin_segment(key), step)
@@ -274,7 +274,7 @@ class ModelCall:
     def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model in eager mode under saved-tensor hooks, by the plan of the last step of this kind."""
         self._end_segment()  # of a backward that raised
-        self._session.leave_arena()
+        self._session.close_arena()
         kind = self._kind(args, kwargs)
         sequence = self._steps.plan_for(kind)
         saving = (reference() for reference in self._saving)

@@ -37,21 +37,21 @@ _log = logging.getLogger(__name__)
 
 _Segment = dict[str, Any]  # of torch's allocator, as its snapshot describes it
 # What determines the offsets of a segment's tensors: whether its results are accumulated, and the free extents.
-_Beginning = tuple[bool, tuple[Extent, ...]]
+_StartState = tuple[bool, tuple[Extent, ...]]
 # Results of the last step are in an old pool until the next step, or the one after it, has its own.
-_LEAVING = 3
+_MAX_FREES = 3
 # A segment begins with other free extents where the caller holds other results of the previous step; this many are
 # cached.
-_MOST_BEGINNINGS = 16
+_MAX_START_STATES = 16
 
 
 @dataclass
-class Script:
+class SegmentOpenings:
     """The openings of one segment's run, in order: the extents to be free for the allocations that follow."""
 
     openings: Sequence[Sequence[Slot]]
     arena_bytes: int = 0  # of the arena that they are planned in; 0: of any
-    known: dict[_Beginning, list[Moves]] = field(default_factory=dict)
+    known: dict[_StartState, list[Moves]] = field(default_factory=dict)
 
 
 _ANYWHERE = nullcontext()
@@ -66,7 +66,7 @@ def unused_arena_bytes(device: torch.device) -> int:
 
 
 def placing(
-    arena: Arena | None, script: Script | None, *, adds_up: bool = False
+    arena: Arena | None, script: SegmentOpenings | None, *, adds_up: bool = False
 ) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
     """Run a segment with planned offsets.
 
@@ -82,12 +82,14 @@ def placing(
 
 
 @contextmanager
-def _placing(arena: Arena, script: Script, adds_up: bool) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def _placing(
+    arena: Arena, script: SegmentOpenings, adds_up: bool
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     with arena.segment(script, adds_up=adds_up):
         yield arena.allocating
 
 
-class _NoRoomOutside(Exception):
+class _NoExtentOutside(Exception):
     """No free extent outside the arena is large enough for a result."""
 
     def __init__(self, nbytes: int) -> None:
@@ -103,19 +105,19 @@ class Arena:
         self.device = device
         self._process = os.getpid()
         self._current_stream = current_stream_of(device)
-        self.nbytes = self._least_bytes = 0
+        self.nbytes = self._min_bytes = 0
         self._has_grown = False  # the pool has grown beyond the plan, as the allocator placed tensors
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
         self._inside = range(0)  # addresses of its segment
         # Blocks that no tensor holds.
         self._holds = _C.Holds(*raw_functions())
-        self._num_leaving = 0  # steps at whose beginning an old arena may still be freed
+        self._num_frees_left = 0  # steps at whose beginning an old arena may still be freed
         self._is_open = False  # while a segment runs
-        self._script: Script | None = None  # of the running segment; None if the allocator chooses
+        self._script: SegmentOpenings | None = None  # of the running segment; None if the allocator chooses
         self._moves: list[Moves] = []
         self._next = 0
-        self._beginning: _Beginning = False, ()
+        self._start_state: _StartState = False, ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
         self.num_computed = 0  # openings computed, which takes the host half a millisecond each
         _arenas.add(self)
@@ -136,7 +138,7 @@ class Arena:
 
     def resize(self, nbytes: int) -> None:
         """Set the least size of the arena in bytes, whatever scripts need; effective as soon as the arena is empty."""
-        self._least_bytes = nbytes
+        self._min_bytes = nbytes
         if nbytes > self.nbytes or not self._base:
             self._reallocate()
 
@@ -148,7 +150,7 @@ class Arena:
         self.nbytes = 0
         if self._pool is not None:
             is_child = os.getpid() != self._process
-            self._num_leaving = _LEAVING
+            self._num_frees_left = _MAX_FREES
             if is_child:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
             self._pool, self._base = None, 0
@@ -162,19 +164,19 @@ class Arena:
 
     def begin_step(self) -> None:
         """Begin a step on the current stream; an arena of another stream is reallocated, which could not serve it."""
-        if self._num_leaving:
-            self._num_leaving -= 1
+        if self._num_frees_left:
+            self._num_frees_left -= 1
             torch.cuda.empty_cache()
         if self._base and self._current_stream() != self._stream:
             self._reallocate()
 
     def _reallocate(self) -> None:
         self.close()
-        self.nbytes, self._has_grown = self._least_bytes, False
+        self.nbytes, self._has_grown = self._min_bytes, False
 
-    def _fit(self, script: Script) -> None:
+    def _fit(self, script: SegmentOpenings) -> None:
         """Reallocate an empty arena if its size is to change."""
-        nbytes = max(script.arena_bytes, self._least_bytes)
+        nbytes = max(script.arena_bytes, self._min_bytes)
         if self._base and (self.nbytes != nbytes or self._has_grown) and self._is_empty():
             self._reallocate()
         if not self._base:
@@ -185,7 +187,7 @@ class Arena:
         return not own["allocated_size"]
 
     @contextmanager
-    def segment(self, script: Script, *, adds_up: bool = False) -> Iterator[None]:
+    def segment(self, script: SegmentOpenings, *, adds_up: bool = False) -> Iterator[None]:
         """Run a segment; what it allocates within `allocating` gets its planned offsets while these are free.
 
         On another stream than the step's first segment the allocator chooses; so it does from the first planned extent
@@ -234,29 +236,29 @@ class Arena:
             return
         try:
             if self._next < len(self._moves):
-                self._make(self._moves[self._next])
+                self._execute(self._moves[self._next])
             else:
                 self._moves.append(self._open(self._script.openings[self._next]))
         except (Occupied, torch.OutOfMemoryError) as error:
-            self._script.known.pop(self._beginning, None)
+            self._script.known.pop(self._start_state, None)
             self._fall_back(error)
         self._next += 1
 
-    def _begin(self, script: Script, adds_up: bool) -> None:
+    def _begin(self, script: SegmentOpenings, adds_up: bool) -> None:
         try:
             if not self._base:
                 self._base = self._holds.take(self.nbytes, self._stream)
                 self._inside = self._segment_of(self._base)
                 self._holds.give_all()
             self._script, self._next = script, 0
-            beginning = self._beginning = adds_up, tuple(self._free())
-            self._make(holding_moves(beginning[1]))
+            start_state = self._start_state = adds_up, tuple(self._free())
+            self._execute(holding_moves(start_state[1]))
         except (Occupied, torch.OutOfMemoryError) as error:  # an old arena may still be held
             self._fall_back(error)
             return
-        if beginning not in script.known and len(script.known) >= _MOST_BEGINNINGS:
+        if start_state not in script.known and len(script.known) >= _MAX_START_STATES:
             script.known.clear()
-        self._moves = script.known.setdefault(beginning, [])
+        self._moves = script.known.setdefault(start_state, [])
 
     def _fall_back(self, error: Exception) -> None:
         _log.info("this segment continues without planned offsets: %s", error)
@@ -268,34 +270,34 @@ class Arena:
         self._holds.give_all()
         self._script = None
 
-    def _open(self, places: Sequence[Slot]) -> Moves:
-        """Open ``places``, close all other free extents, and return the moves; adds memory for results where needed."""
+    def _open(self, slots: Sequence[Slot]) -> Moves:
+        """Open ``slots``, close all other free extents, and return the moves; adds memory for results where needed."""
         self.num_computed += 1
         closing = holding_moves(self._free())
-        self._make(closing)
+        self._execute(closing)
         while True:
             try:
-                opening = self._opening_moves(places)
+                opening = self._opening_moves(slots)
                 break
-            except _NoRoomOutside as missing:
+            except _NoExtentOutside as missing:
                 assert self._script is not None
-                self._script.known.pop(self._beginning, None)  # the next run begins with the memory added here
+                self._script.known.pop(self._start_state, None)  # the next run begins with the memory added here
                 self._holds.take(missing.nbytes, self._stream)
-                self._make(holding_moves(self._free()))  # the remainder of its segment
-        self._make(opening)
+                self._execute(holding_moves(self._free()))  # the remainder of its segment
+        self._execute(opening)
         return (*closing, *opening)
 
-    def _opening_moves(self, places: Sequence[Slot]) -> Moves:
-        """Return the moves that open ``places`` when all free memory that can be held is held."""
+    def _opening_moves(self, slots: Sequence[Slot]) -> Moves:
+        """Return the moves that open ``slots`` when all free memory that can be held is held."""
         closed, loose = self._holds.held(), dict(self._free())
         moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()
-        for place in places:
-            if place.offset is not None:
-                start, segment = self._base + place.offset, self._inside
+        for slot in slots:
+            if slot.offset is not None:
+                start, segment = self._base + slot.offset, self._inside
             else:
-                start = self._room_outside(place.nbytes, closed, opened)
+                start = self._find_outside(slot.nbytes, closed, opened)
                 segment = self._segment_of(start)
-            stop = start + place.nbytes
+            stop = start + slot.nbytes
             low, high = extent_to_free(start, stop, within(segment, closed), within(segment, loose))
             moves += [(0, address) for address in closed if low <= address < high]
             for pieces in (closed, loose):
@@ -309,7 +311,7 @@ class Arena:
             opened.append((start, stop))
         return (*moves, *((0, address) for address, _ in opened))
 
-    def _room_outside(self, nbytes: int, closed: Mapping[int, int], opened: Sequence[Extent]) -> int:
+    def _find_outside(self, nbytes: int, closed: Mapping[int, int], opened: Sequence[Extent]) -> int:
         """Return the address for a result: the smallest of ``closed`` that is large enough.
 
         It must not touch an extent ``opened`` with it: the allocator would merge the two.
@@ -322,14 +324,14 @@ class Arena:
         outside = ((size, address) for address, size in closed.items() if address not in self._inside)
         fitting = [(size, address) for size, address in outside if size >= nbytes and is_apart(address)]
         if not fitting:
-            raise _NoRoomOutside(nbytes)
+            raise _NoExtentOutside(nbytes)
         return min(fitting)[1]
 
     def _segment_of(self, address: int) -> range:
         ranges = (range(segment["address"], segment["address"] + segment["total_size"]) for segment in self._segments())
         return next(addresses for addresses in ranges if address in addresses)
 
-    def _make(self, moves: Moves) -> None:
+    def _execute(self, moves: Moves) -> None:
         if (failed := self._holds.make(moves, self._stream)) is None:
             return
         nbytes, address, found = failed

@@ -70,9 +70,9 @@ class SwapEngine:
         self._audit = audit
         self.number, self._process, self._is_closed = next(_numbers), os.getpid(), False
         self.arena = arena
-        self._held: dict[int, torch.Tensor] = {}  # by transfer: the tensor that it reads or writes
+        self._in_flight: dict[int, torch.Tensor] = {}  # by transfer: the tensor that it reads or writes
         self._starting: dict[int, torch.Tensor] = {}  # by id, until the number of the transfer is known
-        self._arriving: dict[int, int] = {}  # by handle: the transfer of its swap-in
+        self._swap_in_of: dict[int, int] = {}  # by handle: the transfer of its swap-in
         self.streams = Streams(device)
         self._stream = self.streams.current
         self.recorder = Recorder(native, memory, self._stream)
@@ -102,7 +102,7 @@ class SwapEngine:
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
         token = from_dlpack(capsule)
         handle = int(token)
-        self._held[self.native.out_transfer(handle)] = x
+        self._in_flight[self.native.out_transfer(handle)] = x
         self._starting.pop(id(x), None)  # another thread's `reap_finished_transfers` may have dropped it already
         self.recorder.note_tier_bytes(self.native.tier_stats(tier).used_bytes)
         if self._audit is not None:
@@ -128,7 +128,7 @@ class SwapEngine:
         """
         handle = int(token)
         self.native.out_done(handle, self._stream())
-        self._held.pop(self.native.out_transfer(handle), None)
+        self._in_flight.pop(self.native.out_transfer(handle), None)
         self.recorder.sample_memory()
 
     def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
@@ -142,9 +142,9 @@ class SwapEngine:
         landing = flat if self._audit is None else self._audit.landing(flat)
         self._starting[id(landing)] = landing
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
-        self._held[transfer] = landing
+        self._in_flight[transfer] = landing
         self._starting.pop(id(landing), None)
-        self._arriving[handle] = transfer
+        self._swap_in_of[handle] = transfer
         if self._audit is not None:
             self._audit.in_queued(transfer, landing)
         self.recorder.sample_memory()
@@ -159,12 +159,12 @@ class SwapEngine:
             TransferError: a copy failed.
         """
         handle = int(token)
-        transfer = self._arriving.pop(handle)
+        transfer = self._swap_in_of.pop(handle)
         try:
             self.native.in_done(handle, transfer, self._stream())
         except BytesDiffer as found:
-            raise self._by_name(found) from None
-        self._held.pop(transfer, None)
+            raise self._named(found) from None
+        self._in_flight.pop(transfer, None)
         if self._audit is not None:
             self._audit.in_waited(handle, transfer, flat)
 
@@ -177,9 +177,9 @@ class SwapEngine:
         try:
             self.native.confirm()
         except BytesDiffer as found:
-            raise self._by_name(found) from None
+            raise self._named(found) from None
 
-    def _by_name(self, found: BytesDiffer) -> BytesChanged:
+    def _named(self, found: BytesDiffer) -> BytesChanged:
         where = "on the way out, in the tier or on the way in"
         return BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes)
 
@@ -199,17 +199,17 @@ class SwapEngine:
         Errors of that step's copies are discarded.
         """
         self.native.forget_unconfirmed()
-        if not (self._held or self._starting or self._arriving or self._audit):
+        if not (self._in_flight or self._starting or self._swap_in_of or self._audit):
             return
         # Iterate over copies: another thread may begin or end transfers.
-        for transfer in filter(self.native.is_finished, list(self._held)):
-            self._held.pop(transfer, None)
+        for transfer in filter(self.native.is_finished, list(self._in_flight)):
+            self._in_flight.pop(transfer, None)
         if self._starting and self.native.is_idle():
             self._starting.clear()
         # Hooks may wait, after this, for a swap-in that ended before it.
-        for handle in list(self._arriving):
+        for handle in list(self._swap_in_of):
             if not self._is_live(handle):
-                self._arriving.pop(handle, None)
+                self._swap_in_of.pop(handle, None)
         if self._audit is not None and self.native.live_handles() == 0:
             self._audit.forget()
 
@@ -219,13 +219,13 @@ class SwapEngine:
         except OptionError:  # its token is dead
             return False
 
-    def leave_arena(self) -> None:
+    def close_arena(self) -> None:
         """Stop using the arena: torch's allocator places tensors from here on."""
         if self.arena is not None:
             self.arena.close()
             self.arena = None
 
-    def refuse_closed(self) -> None:
+    def check_open(self) -> None:
         """Raise TransferError if it is closed, or belongs to the process that this one was forked from."""
         if self._is_closed or os.getpid() != self._process:
             ops.find_engine(self.number)
@@ -235,10 +235,10 @@ class SwapEngine:
         self._is_closed = True
         ops.ENGINES.pop(self.number, None)
         self.native.close()
-        self._held.clear()
+        self._in_flight.clear()
         self._starting.clear()
-        self._arriving.clear()
-        self.leave_arena()
+        self._swap_in_of.clear()
+        self.close_arena()
 
 
 def _unfilled(nbytes: int, device: torch.device) -> torch.Tensor:

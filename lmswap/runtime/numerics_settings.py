@@ -50,7 +50,7 @@ class NumericsGuard:
         self._model = model
         self._calls = _CALLS | _CALLS_ON_CPU if device.type == "cpu" else _CALLS
         self._settings: set[tuple[Any, ...]] = set()  # of forwards since the last one that followed a backward
-        self._is_over = False
+        self._had_backward = False
 
     def begins(self, phase: str) -> None:
         """Check the settings before a run of the graph.
@@ -60,13 +60,13 @@ class NumericsGuard:
         """
         now = (*(call() for call in self._calls.values()), *_read(torch))
         if phase == "backward":
-            self._is_over = True
+            self._had_backward = True
             for before in self._settings - {now}:
                 self._refuse(before, now)
         else:
-            if self._is_over:
+            if self._had_backward:
                 self._settings.clear()
-            self._is_over = False
+            self._had_backward = False
             self._settings.add(now)
 
     def _refuse(self, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDictionary()
-_of_parent: set[int] = set()  # numbers of engines that a fork left to the parent process
+_parent_engines: set[int] = set()  # numbers of engines that a fork left to the parent process
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
@@ -63,7 +63,7 @@ def find_engine(number: int) -> SwapEngine:
         TransferError: it was closed, or belongs to the process that this one was forked from.
     """
     engine = ENGINES.get(number)
-    if engine is None and number in _of_parent:
+    if engine is None and number in _parent_engines:
         raise TransferError(
             "this graph's tensors stayed with the process that this one was forked from: run the model's forward in "
             "the child too, after lmswap.enable there"
@@ -75,7 +75,7 @@ def find_engine(number: int) -> SwapEngine:
 
 def _leave_to_parent() -> None:
     """Clear the table in a forked child, where the engines' threads do not exist: a wait for them would never end."""
-    _of_parent.update(ENGINES)
+    _parent_engines.update(ENGINES)
     ENGINES.clear()
 
 

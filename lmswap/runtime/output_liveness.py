@@ -20,9 +20,9 @@ def output_positions(graph: SegmentGraph, program: Program) -> Positions:
     kind, nodes = BufferKind.TANGENT, graph.inputs
     if graph.phase != "backward":
         kind, nodes = BufferKind.OUTPUT, graph.returned
-    handed = {buffer.id for buffer in program.buffers if buffer.kind in (kind, BufferKind.OUTPUT)}
+    visible = {buffer.id for buffer in program.buffers if buffer.kind in (kind, BufferKind.OUTPUT)}
     buffers = {position: graph.buffer_of.get(node, -1) for position, node in enumerate(nodes)}
-    return {position: buffer for position, buffer in buffers.items() if buffer in handed}
+    return {position: buffer for position, buffer in buffers.items() if buffer in visible}
 
 
 class OutputLiveness:
@@ -35,30 +35,30 @@ class OutputLiveness:
     def __init__(self) -> None:
         self._watched: dict[int, int] = {}  # by buffer: weak references
         self._dropped: frozenset[int] = frozenset()
-        self._is_over = False
+        self._is_stopped = False
         self.released: frozenset[int] = frozenset()  # outputs dropped before backward began, others before it ended
 
     def take_released(self) -> frozenset[int]:
         """Return what was dropped; nothing is tracked from now on."""
-        self._is_over = True
+        self._is_stopped = True
         self._forget()
         return self.released
 
     def after_forward(self, values: Sequence[Any], positions: Positions) -> None:
         """Track the results of the forward graph."""
-        if not self._is_over:
+        if not self._is_stopped:
             self._watch(values, positions)
 
     def before_backward(self, arguments: Sequence[Any], positions: Positions) -> None:
         """Note which outputs have been dropped, and track the arguments of the backward graph, about to be called."""
-        if self._is_over:
+        if self._is_stopped:
             return
         self._dropped = self._expired()
         self._watch(arguments, positions)
 
     def after_backward(self) -> None:
         """Note which are dropped now that the backward graph has returned."""
-        if not self._is_over:
+        if not self._is_stopped:
             self.released = self._dropped | self._expired()
 
     def _watch(self, values: Sequence[Any], positions: Positions) -> None:

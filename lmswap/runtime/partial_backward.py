@@ -30,7 +30,7 @@ Backward = Callable[[list[Any]], PartialResults]  # it empties the list passed; 
 Parts = Callable[[list[Any], Around], PartialResults]
 
 # A cut costs the host about 50 µs. DistributedDataParallel's first bucket has 1 MiB, the others 25 MiB.
-_LEAST_BYTES, _MOST_PARTS = 2**20, 32
+_MIN_BYTES, _MAX_PARTS = 2**20, 32
 
 
 def yield_marker(*_: Any) -> None:
@@ -43,12 +43,12 @@ torch.fx.node.has_side_effect(yield_marker)  # dead-code elimination must leave 
 
 def part_bytes(nbytes: int) -> int:
     """Return the least bytes of results per part, of ``nbytes`` in all."""
-    return max(_LEAST_BYTES, nbytes // _MOST_PARTS)
+    return max(_MIN_BYTES, nbytes // _MAX_PARTS)
 
 
 def insert_yield_markers(graph: SegmentGraph) -> None:
     """Insert markers into a backward graph, each after an op that completes enough of its results."""
-    complete = _complete(graph)
+    complete = _results_by_last_use(graph)
     sizes = {result: result.meta["val"].nbytes for results in complete.values() for result in results}
     enough = part_bytes(sum(sizes.values()))
     waiting: list[fx.Node] = []
@@ -63,8 +63,8 @@ def insert_yield_markers(graph: SegmentGraph) -> None:
 def results_by_part(graph: fx.Graph) -> list[list[int]]:
     """Return, by part, the positions of its results among those of ``graph``."""
     (output,) = graph.find_nodes(op="output")
-    part_of = {result: part for part, mark in enumerate(_marks(graph)) for result in mark.all_input_nodes}
-    positions: list[list[int]] = [[] for _ in range(len(_marks(graph)) + 1)]
+    part_of = {result: part for part, mark in enumerate(_yield_markers(graph)) for result in mark.all_input_nodes}
+    positions: list[list[int]] = [[] for _ in range(len(_yield_markers(graph)) + 1)]
     for position, result in enumerate(output.args[0]):
         positions[part_of.get(result, -1)].append(position)
     return positions
@@ -181,11 +181,11 @@ def _take(values: list[Any], positions: Sequence[int]) -> Results:
     return taken
 
 
-def _marks(graph: fx.Graph) -> list[fx.Node]:
+def _yield_markers(graph: fx.Graph) -> list[fx.Node]:
     return graph.find_nodes(op="call_function", target=yield_marker)
 
 
-def _complete(graph: SegmentGraph) -> dict[fx.Node, list[fx.Node]]:
+def _results_by_last_use(graph: SegmentGraph) -> dict[fx.Node, list[fx.Node]]:
     """Return, by the node after which they can be returned: results in new memory that no later node uses."""
     (output,) = graph.module.graph.find_nodes(op="output")
     last: dict[int, fx.Node] = {}  # by buffer: its last reader or view
@@ -198,11 +198,11 @@ def _complete(graph: SegmentGraph) -> dict[fx.Node, list[fx.Node]]:
     for result in dict.fromkeys(output.all_input_nodes):
         buffer = graph.buffer_of.get(result)
         if buffer is not None and buffer not in given and isinstance(result.meta.get("val"), Tensor):
-            complete.setdefault(_behind_picks(last[buffer]), []).append(result)
+            complete.setdefault(_after_projections(last[buffer]), []).append(result)
     return complete
 
 
-def _behind_picks(node: fx.Node) -> fx.Node:
+def _after_projections(node: fx.Node) -> fx.Node:
     """Return the op's last selection from its tuple, which would keep results alive."""
     while is_projection(node.next):
         node = node.next
@@ -212,7 +212,7 @@ def _behind_picks(node: fx.Node) -> fx.Node:
 def _split(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """Yield the parts of ``module``: each takes what the previous one returned after its results."""
     (output,) = module.graph.find_nodes(op="output")
-    ends = [*_marks(module.graph), output]
+    ends = [*_yield_markers(module.graph), output]
     number = {node: index for index, node in enumerate(module.graph.nodes)}
     held_to = {node: max((number[user] for user in node.users), default=-1) for node in number}
     held_to |= {result: number[mark] for mark in ends[:-1] for result in mark.all_input_nodes}

@@ -15,9 +15,9 @@ from lmswap.runtime.step_record import Curve, EndedStep, Graphs, MarkedStep, Pea
 # A step whose ops are timed is queued in batches of this many ops, each started when it is fully queued: with marks
 # between ops the host is slower than many devices. A stream holds about a thousand items of queued work.
 _OPS_HELD = 128
-_MOST_HELD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
+_MAX_HOLD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
 # Limit of forwards without a backward, as in evaluation with gradients enabled; no step has so many runs.
-_MOST_WAITING = 256
+_MAX_UNCLAIMED = 256
 
 
 class TensorMemory(Protocol):
@@ -46,15 +46,15 @@ class Recorder:
         self._ops: list[int] = []  # marks of the segment under way
         self._holds: list[tuple[int, int]] = []  # marks before and after each hold of the device in it
         self._begun_seconds = 0.0  # host time when it began, shifted by the time of marks between its ops
-        self._samples, self._watches = not memory.reports_changes(), False  # in general, and in that segment
+        self._samples, self._samples_segment = not memory.reports_changes(), False  # in general, and in that segment
         self._begun_bytes = 0  # tensor bytes when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments, which allocate alike in each step
-        self._waiting: list[MarkedStep] = []  # earlier forwards that no backward has claimed
+        self._unclaimed: list[MarkedStep] = []  # earlier forwards that no backward has claimed
         self._unread: tuple[MarkedStep, EndedStep] | None = None
         self._last: StepRecord | None = None
         self._last_training: StepRecord | None = None
         self._transfers: list[_C.TransferRecord] = []
-        self._unreported: deque[EndedStep] = deque(maxlen=_MOST_WAITING)
+        self._unreported: deque[EndedStep] = deque(maxlen=_MAX_UNCLAIMED)
         self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
         self.num_steps = 0
         self.ended: EndedStep | None = None  # the last step that ended
@@ -84,7 +84,7 @@ class Recorder:
         """Return the last step that ended; waits for the device."""
         self.end_if_complete()
         if self._unread is not None:
-            stop = [*self._waiting, self._current][0].begun_seconds
+            stop = [*self._unclaimed, self._current][0].begun_seconds
             unread, self._unread = self._unread, None
             self._read(*unread, stop)
         return self._last
@@ -107,7 +107,7 @@ class Recorder:
 
         None also if what counts against the budget has not exceeded ``above_bytes`` in it.
         """
-        if self._waiting or not self._current.is_complete:
+        if self._unclaimed or not self._current.is_complete:
             return None
         peaks = self._current.peaks.with_others(self._lap_peaks())
         return self._current.ended(self.num_steps + 1, peaks) if peaks.used_bytes > above_bytes else None
@@ -116,21 +116,21 @@ class Recorder:
     def pending_sequence(self) -> tuple[SegmentKey, ...]:
         """The segments since the last step that ended; until a backward shows it, these may be of several steps."""
         current = self._current.sequence
-        return sum((step.sequence for step in self._waiting), ()) + current if self._waiting else current
+        return sum((step.sequence for step in self._unclaimed), ()) + current if self._unclaimed else current
 
     def pending(self) -> EndedStep:
         """Return these segments as one step."""
         peaks = self._lap_peaks()
-        for step in (*self._waiting, self._current):
+        for step in (*self._unclaimed, self._current):
             peaks = peaks.with_others(step.peaks)
         return EndedStep(self.num_steps + 1, self.pending_sequence, (), peaks)
 
     def sample_memory(self) -> None:
         """Sample the memory, unless its changes are reported or known."""
-        if self._watches:
+        if self._samples_segment:
             begun = time.perf_counter()
             self._sample()
-            self._passed_since(begun)
+            self._exclude_since(begun)
 
     def forget_curves(self) -> None:
         """Sample the memory of segments again: they are about to follow other plans."""
@@ -164,14 +164,14 @@ class Recorder:
         elif key[1] == "backward":
             self._claim(key[0])
         elif key in self._current.sequence:
-            self._wait()
+            self._set_aside()
         self._ops.clear()
         self._holds.clear()
         if self.times_ops and self._native.can_hold():
             self._hold(self._mark())
         self._begun_seconds = time.perf_counter()
         is_wanted = key not in self._curves or self.times_ops or bool(self.observers)
-        self._watches = self._samples and is_wanted
+        self._samples_segment = self._samples and is_wanted
         start, self._begun_bytes = self._sample()
         return start
 
@@ -183,13 +183,13 @@ class Recorder:
             if self._holds and len(self._ops) % _OPS_HELD == 0:
                 self._native.let_go()
                 self._hold(self._ops[-1])
-            self._passed_since(begun)
+            self._exclude_since(begun)
 
     def _hold(self, before: int) -> None:
-        self._native.hold(self._stream(), _MOST_HELD_SECONDS)
+        self._native.hold(self._stream(), _MAX_HOLD_SECONDS)
         self._holds.append((before, self._mark()))
 
-    def _passed_since(self, begun: float) -> None:
+    def _exclude_since(self, begun: float) -> None:
         """Exclude the host's time since ``begun`` from the segment: in other steps it is not spent."""
         self._begun_seconds += time.perf_counter() - begun
 
@@ -207,14 +207,14 @@ class Recorder:
         if start not in step.marks:
             return  # of an earlier step: the run was interrupted, and its context closed only now
         end, _ = self._sample()
-        if follows and key in self._curves and not self._watches:
+        if follows and key in self._curves and not self._samples_segment:
             curve = step.curves[start] = self._curves[key]
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
             step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
-        step.is_watched |= self._watches
+        step.is_sampled |= self._samples_segment
         host = self._begun_seconds, time.perf_counter()
         step.add(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
-        self._watches = False
+        self._samples_segment = False
 
     def end_if_complete(self) -> None:
         """End the step under way if every forward in it has had its backward."""
@@ -236,23 +236,23 @@ class Recorder:
     def _begins_step(self, key: SegmentKey) -> bool:
         return key[1] != "backward" and self._current.trains
 
-    def _wait(self) -> None:
+    def _set_aside(self) -> None:
         """Set aside what ran so far: a graph is run twice, in the same step, or because no backward will follow."""
         self._end_lap()
         current, self._current = self._current, MarkedStep(time.perf_counter())
-        self._waiting.append(current)
-        if len(self._waiting) > _MOST_WAITING:
-            self._end(self._waiting.pop(0))
+        self._unclaimed.append(current)
+        if len(self._unclaimed) > _MAX_UNCLAIMED:
+            self._end(self._unclaimed.pop(0))
 
     def _claim(self, graph: int) -> None:
         """Merge what was set aside into the step, as far as a backward of ``graph`` shows that it belongs there."""
-        while self._waiting and self._current.wants_forward(graph):
-            self._current = self._current.after(self._waiting.pop())
+        while self._unclaimed and self._current.needs_earlier_forward(graph):
+            self._current = self._current.with_earlier(self._unclaimed.pop())
 
     def _end_step(self) -> None:
         self._end_lap()
-        ended = [*self._waiting, self._current]
-        self._waiting, self._current = [], MarkedStep(time.perf_counter())
+        ended = [*self._unclaimed, self._current]
+        self._unclaimed, self._current = [], MarkedStep(time.perf_counter())
         for step in ended:
             self._end(step)
 
@@ -277,7 +277,7 @@ class Recorder:
     def _retire(self, step: MarkedStep, ended: EndedStep, following: MarkedStep) -> None:
         """Read a step that can no longer be requested, if it is needed; else discard its marks."""
         is_last_training = step.trains and not following.trains
-        if self.observers or step.is_watched or step.times_ops or is_last_training:
+        if self.observers or step.is_sampled or step.times_ops or is_last_training:
             self._read(step, ended, following.begun_seconds)
             return
         *others, last = step.marks
@@ -321,7 +321,7 @@ class Recorder:
         start, length = seconds[run.start], seconds[run.end] - seconds[run.start]
         if run.start in step.curves:
             yield from ((start + part * length, begun_bytes + more) for part, more in step.curves[run.start])
-        elif step.is_watched and run.follows:
+        elif step.is_sampled and run.follows:
             seen = [(seconds[mark], nbytes) for mark, nbytes in step.memory if run.start < mark < run.end]
             self._curves[run.key] = tuple(
                 ((when - start) / length if length else 0.0, nbytes - begun_bytes) for when, nbytes in seen

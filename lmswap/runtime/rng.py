@@ -48,12 +48,12 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
 
 def rng_states(device: torch.device) -> list[torch.Tensor]:
     """Return the states of the default generators that graphs on ``device`` may use."""
-    return [rng_state(known) for known in _drawn_from(device)]
+    return [rng_state(known) for known in _generator_devices(device)]
 
 
 def set_rng_states(states: Sequence[torch.Tensor], device: torch.device) -> None:
     """Restore what `rng_states` returned."""
-    for known, state in zip(_drawn_from(device), states, strict=True):
+    for known, state in zip(_generator_devices(device), states, strict=True):
         set_rng_state(state, known)
 
 
@@ -67,7 +67,7 @@ def restored_rng_states(device: torch.device) -> Iterator[list[torch.Tensor]]:
         set_rng_states(states, device)
 
 
-def _drawn_from(device: torch.device) -> list[torch.device]:
+def _generator_devices(device: torch.device) -> list[torch.device]:
     return [*{torch.device("cpu"): None, device: None}]
 
 

@@ -19,7 +19,7 @@ Time = TypeVar("Time", int, float)
 # Where a device is behind the host by less than this share of a segment when that is fully queued, it waited for the
 # host. By benchmarks/emulated/lag.py, run twice: at most 0.06 where busy for up to 71 % of the segment, 0.16 and more
 # where for 86 % and more.
-_LEAST_LAG = 0.1
+_MIN_LAG = 0.1
 
 
 class Peaks(NamedTuple):
@@ -62,7 +62,7 @@ class MarkedStep:
     curves: dict[int, Curve] = field(default_factory=dict)  # by a run's first mark: reused from an earlier step
     peaks: Peaks = NO_PEAKS
     times_ops: bool = False
-    is_watched: bool = False  # whether its memory was sampled
+    is_sampled: bool = False  # whether its memory was sampled
     trains: bool = False  # whether a backward ran in it
     _num_open: dict[int, int] = field(default_factory=dict)  # by graph: forwards less backwards
 
@@ -77,11 +77,11 @@ class MarkedStep:
         elif phase == "forward":
             self._num_open[graph] = self._num_open.get(graph, 0) + 1
 
-    def wants_forward(self, graph: int) -> bool:
+    def needs_earlier_forward(self, graph: int) -> bool:
         """Return whether no forward of ``graph`` in it awaits its backward: another backward's forward came earlier."""
         return self._num_open.get(graph, 0) <= 0
 
-    def after(self, earlier: MarkedStep) -> MarkedStep:
+    def with_earlier(self, earlier: MarkedStep) -> MarkedStep:
         """Return the step of what ran in ``earlier`` and then in this one."""
         both = MarkedStep(
             earlier.begun_seconds,
@@ -89,7 +89,7 @@ class MarkedStep:
             memory=earlier.memory + self.memory,
             curves=earlier.curves | self.curves,
             peaks=earlier.peaks.with_others(self.peaks),
-            is_watched=earlier.is_watched or self.is_watched,
+            is_sampled=earlier.is_sampled or self.is_sampled,
         )
         for run in (*earlier.runs, *self.runs):
             both.add(run)
@@ -151,7 +151,7 @@ class StepRecord:
         """Return, for each run, the host's seconds to queue it if the device had to wait for that, else None."""
         return tuple(
             run.queued_seconds - run.begun_seconds
-            if not run.holds and run.end - run.queued_seconds < _LEAST_LAG * (run.end - run.start)
+            if not run.holds and run.end - run.queued_seconds < _MIN_LAG * (run.end - run.start)
             else None
             for run in self.segments
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmswap.runtime._C import Engine
 
 # Bound of the compression ratio: a ReLU output compresses to 0.47 of its bytes, zeros to 0.03.
-MOST_RATIO = 8
+MAX_RATIO = 8
 
 
 def open_tier(engine: Engine, tier: str, limit_bytes: int, where: str) -> None:
@@ -24,6 +24,6 @@ def open_tier(engine: Engine, tier: str, limit_bytes: int, where: str) -> None:
     elif tier == "peer":
         engine.open_peer_tier(int(where.removeprefix("cuda:")), limit_bytes)
     elif tier == "compressed":
-        engine.open_compressed_tier(MOST_RATIO * limit_bytes)
+        engine.open_compressed_tier(MAX_RATIO * limit_bytes)
     else:
         engine.open_disk_tier(where, limit_bytes)

@@ -93,7 +93,7 @@ class BudgetTracker:
         if options.budget_bytes is None and self._share is None:
             notes.append(f"budget 'auto' is {format_bytes(self.nbytes)} ({COUNTED[device_type]}): {_AUTO}")
 
-    def leave_arena(self) -> None:
+    def close_arena(self) -> None:
         """From now on torch's allocator places the tensors of steps."""
         self._arena, self._fragments = None, True
 

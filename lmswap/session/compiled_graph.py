@@ -30,7 +30,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
-from lmswap.runtime.arena import Script, placing
+from lmswap.runtime.arena import SegmentOpenings, placing
 from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
 from lmswap.runtime.numerics_settings import NumericsGuard
 from lmswap.runtime.output_liveness import OutputLiveness, output_positions
@@ -137,7 +137,7 @@ class _Running:
 
     def __enter__(self) -> None:
         self._own.seconds -= perf_counter()
-        self._session.engine.refuse_closed()
+        self._session.engine.check_open()
         graph, phase = self._key
         if self._first_runs is not None:
             self._first_runs.begins(phase)
@@ -168,7 +168,7 @@ class _PlannedGraph(aot.GraphHandler):
         """``step`` are the graphs of the step whose plan it follows; none: the region is planned by itself."""
         self._graph, self._session, self._step = graph, graph.session, step
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
-        self._scripts: dict[str, Script] = {}  # by phase: the offsets of its tensors, with an arena
+        self._scripts: dict[str, SegmentOpenings] = {}  # by phase: the offsets of its tensors, with an arena
         self._first_runs: NumericsGuard | None = None  # of ops that the backward recomputes
         self._adds_up = False  # each gradient is accumulated as it is computed
         self.own = graph.session.recorder.own
@@ -291,7 +291,7 @@ class _PlannedGraph(aot.GraphHandler):
 
     def _write_scripts(
         self, step: PlannedStep, places: ArenaLayout, graphs: Sequence[SegmentGraph]
-    ) -> Iterator[tuple[str, Script]]:
+    ) -> Iterator[tuple[str, SegmentOpenings]]:
         """Insert openings of the arena into each graph, and yield their scripts; copies in open slots by themselves."""
         assert self._session.engine.arena is not None
         which = step.graphs.index(self._graph.index)
@@ -301,7 +301,7 @@ class _PlannedGraph(aot.GraphHandler):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
             ops = [opening.position - segment.start for opening in openings if not opening.is_prefetch]
             insert_before(graph, ops, self._session.engine.arena.open_next)
-            yield graph.phase, Script([opening.slots for opening in openings], places.arena_bytes)
+            yield graph.phase, SegmentOpenings([opening.slots for opening in openings], places.arena_bytes)
 
     def _reference(self, lowered: Lowered, plan: Plan) -> UnswappedReference | None:
         """Return the unswapped reference that verifies the graphs; None without verification, or if nothing moves."""

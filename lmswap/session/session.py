@@ -211,14 +211,14 @@ class Session:
         self.graphs.remove(graph)
         self.plans.drop(lambda graphs: graph.index in graphs)
 
-    def leave_arena(self) -> None:
+    def close_arena(self) -> None:
         """Free the arena: a model that hooks serve runs its own code, which allocates elsewhere.
 
         From the first such step on, which has no plan, the arena would occupy a part of the budget without use.
         """
         if self.engine.arena is not None:
-            self.engine.leave_arena()
-            self.budget.leave_arena()
+            self.engine.close_arena()
+            self.budget.close_arena()
 
     def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plan a graph that was just captured, by itself, with the memory that is free now."""
@@ -249,7 +249,7 @@ class Session:
         """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
         if os.getpid() != self._process:
             raise ForkedProcess(self.name)
-        self.engine.refuse_closed()
+        self.engine.check_open()
         self.engine.streams.refuse_graph_capture(self.name)
 
     def differentiated_twice(self) -> str:

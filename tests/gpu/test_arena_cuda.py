@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmswap.ir.arena_layout import SEPARATION_BYTES, Slot
-from lmswap.runtime.arena import Arena, Script, unused_arena_bytes
+from lmswap.runtime.arena import Arena, SegmentOpenings, unused_arena_bytes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +39,7 @@ def arena():
 
 
 def first_address(arena: Arena) -> int:
-    with arena.segment(Script([[place(0, 40)]])), arena.allocating():
+    with arena.segment(SegmentOpenings([[place(0, 40)]])), arena.allocating():
         arena.open_next()
         return tensor(40).data_ptr()
 
@@ -47,7 +47,7 @@ def first_address(arena: Arena) -> int:
 def test_tensors_are_at_their_planned_offsets(arena):
     base = first_address(arena)
     places = [[place(30, 4)], [place(2, 7), place(20, 3)], [place(9, 11)], [place(0, 2)]]
-    script = Script(places)
+    script = SegmentOpenings(places)
     for _ in range(3):  # worked out in the first run, repeated in the others
         with arena.segment(script), arena.allocating():
             made = []
@@ -61,7 +61,7 @@ def test_tensors_are_at_their_planned_offsets(arena):
 
 def test_an_extent_is_reused_after_its_tensor_has_died(arena):
     base = first_address(arena)
-    script = Script([[place(0, 10)], [place(10, 30)], [place(4, 20)]])
+    script = SegmentOpenings([[place(0, 10)], [place(10, 30)], [place(4, 20)]])
     for _ in range(2):
         with arena.segment(script), arena.allocating():
             arena.open_next()
@@ -76,7 +76,7 @@ def test_an_extent_is_reused_after_its_tensor_has_died(arena):
 
 def test_a_tensor_kept_longer_than_planned_is_not_overwritten(arena):
     first_address(arena)
-    script = Script([[place(0, 10)], [place(5, 10)]])
+    script = SegmentOpenings([[place(0, 10)], [place(5, 10)]])
     kept = []
     for number in range(3):
         with arena.segment(script), arena.allocating():
@@ -92,7 +92,7 @@ def test_a_tensor_kept_longer_than_planned_is_not_overwritten(arena):
 
 def test_planned_offsets_are_used_again_once_retained_tensors_are_freed(arena):
     base = first_address(arena)
-    script = Script([[place(0, 10)], [place(10, 30)], [place(0, 3)]])
+    script = SegmentOpenings([[place(0, 10)], [place(10, 30)], [place(0, 3)]])
     for number in range(4):
         with arena.segment(script), arena.allocating():
             arena.open_next()
@@ -113,7 +113,7 @@ def test_planned_offsets_are_used_again_once_retained_tensors_are_freed(arena):
 
 def test_memory_between_tensors_is_counted_until_freed_at_the_end(arena):
     before = torch.cuda.memory_allocated()
-    with arena.segment(Script([[place(3, 5)]])), arena.allocating():
+    with arena.segment(SegmentOpenings([[place(3, 5)]])), arena.allocating():
         arena.open_next()
         x = tensor(5)
         assert torch.cuda.memory_allocated() - before - unused_arena_bytes(DEVICE) == 5 * UNIT_BYTES
@@ -126,7 +126,7 @@ def test_memory_between_tensors_is_counted_until_freed_at_the_end(arena):
 
 def test_allocations_between_segment_parts_are_outside_the_arena(arena):
     base = first_address(arena)
-    script = Script([[place(0, 10)], [place(20, 2)], [place(30, 2)]])
+    script = SegmentOpenings([[place(0, 10)], [place(20, 2)], [place(30, 2)]])
     for _ in range(3):
         with arena.segment(script):
             with arena.allocating():
@@ -147,7 +147,7 @@ def test_allocations_between_segment_parts_are_outside_the_arena(arena):
 
 def test_an_exception_in_a_segment_leaves_nothing_held(arena):
     before = torch.cuda.memory_allocated()
-    with pytest.raises(ZeroDivisionError), arena.segment(Script([[place(3, 5)]])), arena.allocating():
+    with pytest.raises(ZeroDivisionError), arena.segment(SegmentOpenings([[place(3, 5)]])), arena.allocating():
         arena.open_next()
         1 / 0  # noqa: B018
     assert torch.cuda.memory_allocated() == before
@@ -171,8 +171,8 @@ def interrupted_at(number: int, codes: set[CodeType]) -> Callable[[FrameType, st
 
 def test_a_signal_at_any_moment_leaves_nothing_held(arena):
     before, base = torch.cuda.memory_allocated(), first_address(arena)
-    script = Script([[place(3, 5)], [place(20, 2)]])
-    codes = {function.__code__ for function in (Arena._begin, Arena._open, Arena._make)}
+    script = SegmentOpenings([[place(3, 5)], [place(20, 2)]])
+    codes = {function.__code__ for function in (Arena._begin, Arena._open, Arena._execute)}
     for number in itertools.count():
         script.known.clear()
         sys.settrace(interrupted_at(number, codes))
@@ -209,7 +209,7 @@ def test_an_arena_is_recreated_on_the_stream_of_the_next_step(arena):
     with torch.cuda.stream(stream):
         arena.begin_step()
         base = first_address(arena)
-        with arena.segment(Script([[place(7, 2)]])), arena.allocating():
+        with arena.segment(SegmentOpenings([[place(7, 2)]])), arena.allocating():
             arena.open_next()
             assert tensor(2).data_ptr() - base == 7 * UNIT_BYTES
     assert arena.reserved_bytes == reserved_bytes
@@ -229,8 +229,11 @@ def test_a_closed_arena_holds_no_device_memory(arena):
 
 
 def test_an_arena_is_as_large_as_the_segment_that_runs_needs_it(arena):
-    small, large = Script([[place(0, 30)]], 30 * UNIT_BYTES), Script([[place(0, 60)]], 60 * UNIT_BYTES)
-    any_size = Script([[place(0, 20)]])
+    small, large = (
+        SegmentOpenings([[place(0, 30)]], 30 * UNIT_BYTES),
+        SegmentOpenings([[place(0, 60)]], 60 * UNIT_BYTES),
+    )
+    any_size = SegmentOpenings([[place(0, 20)]])
     arena.resize(20 * UNIT_BYTES)
     seen = []
     for script, count in ((small, 30), (large, 60), (small, 30), (any_size, 20), (large, 60)):
@@ -245,7 +248,7 @@ def test_an_arena_is_as_large_as_the_segment_that_runs_needs_it(arena):
 def test_an_idle_arena_releases_its_memory_until_the_next_segment(
     arena,
 ):
-    script = Script([[place(0, 10)], [place(10, 30)]])
+    script = SegmentOpenings([[place(0, 10)], [place(10, 30)]])
     for is_kept in (False, True):
         with arena.segment(script), arena.allocating():
             arena.open_next()
@@ -274,7 +277,7 @@ def test_extents_are_at_planned_offsets_whichever_neighbors_were_freed(arena):
     # Of each: its place, and when it comes and dies. What died is held by itself: later ones go over its borders.
     lives = [(0, 6, 0, 1), (20, 4, 1, 2), (7, 8, 2, 3), (16, 7, 3, 4), (5, 11, 3, 5), (0, 5, 4, 5), (3, 20, 5, 6)]
     lives = [(offset * half, nbytes * half, start, stop) for offset, nbytes, start, stop in lives]
-    script = Script([[Slot(offset, nbytes)] for offset, nbytes, *_ in lives])
+    script = SegmentOpenings([[Slot(offset, nbytes)] for offset, nbytes, *_ in lives])
     for _ in range(3):
         held: dict[int, torch.Tensor] = {}
         with arena.segment(script), arena.allocating():
@@ -288,7 +291,7 @@ def test_extents_are_at_planned_offsets_whichever_neighbors_were_freed(arena):
 
 
 def test_segments_leave_the_interpreter_all_references_to_its_constants(arena):
-    script = Script([[place(3, 5)]])
+    script = SegmentOpenings([[place(3, 5)]])
 
     def run() -> None:
         for _ in range(100):
@@ -309,7 +312,7 @@ def anywhere(count: int) -> Slot:
 
 def test_results_are_outside_the_arena_and_alternate_between_two_blocks(arena):
     base = first_address(arena)
-    script, seen, result = Script([[place(3, 14), anywhere(15)], [place(20, 15)], [anywhere(4)]]), [], None
+    script, seen, result = SegmentOpenings([[place(3, 14), anywhere(15)], [place(20, 15)], [anywhere(4)]]), [], None
     for number in range(6):
         with arena.segment(script), arena.allocating():
             arena.open_next()
@@ -332,7 +335,7 @@ def test_results_are_outside_the_arena_and_alternate_between_two_blocks(arena):
 
 def test_results_added_to_others_free_their_memory_for_the_next_ones(arena):
     base = first_address(arena)
-    script = Script([[anywhere(6)], [place(3, 5)], [anywhere(6)], [place(20, 5)]])
+    script = SegmentOpenings([[anywhere(6)], [place(3, 5)], [anywhere(6)], [place(20, 5)]])
     held, reserved_bytes = [], []
     for _ in range(4):
         for adds_up in (False, True):
@@ -359,7 +362,7 @@ def test_free_memory_outside_the_arena_may_be_as_large_as_a_gap_inside(arena, le
     base = first_address(arena)
     del before
     torch.cuda.empty_cache()
-    forward, backward = Script([[anywhere(6)], [place(6, 34)]]), Script([[place(0, 6)]])
+    forward, backward = SegmentOpenings([[anywhere(6)], [place(6, 34)]]), SegmentOpenings([[place(0, 6)]])
     held = None
     for _ in range(4):
         with arena.segment(forward), arena.allocating():
@@ -378,7 +381,7 @@ def test_free_memory_outside_the_arena_may_be_as_large_as_a_gap_inside(arena, le
 
 def test_two_adjacent_results_are_not_taken_for_one_of_twice_the_size(arena):
     base = first_address(arena)
-    script = Script([[place(3, 8), anywhere(4), anywhere(4)], [place(20, 2)]])
+    script = SegmentOpenings([[place(3, 8), anywhere(4), anywhere(4)], [place(20, 2)]])
     for _ in range(4):
         with arena.segment(script), arena.allocating():
             arena.open_next()
@@ -394,7 +397,7 @@ def test_two_adjacent_results_are_not_taken_for_one_of_twice_the_size(arena):
 @pytest.mark.parametrize("count", [30, 50])
 def test_an_arena_is_recreated_while_results_of_the_last_step_are_held(arena, count):
     def run(*places: Slot) -> torch.Tensor:
-        with arena.segment(Script([[places[0]], [places[1]]])), arena.allocating():
+        with arena.segment(SegmentOpenings([[places[0]], [places[1]]])), arena.allocating():
             arena.open_next()
             tensor(places[0].nbytes // UNIT_BYTES)
             arena.open_next()
@@ -413,7 +416,7 @@ def test_an_arena_is_recreated_while_results_of_the_last_step_are_held(arena, co
 
 
 def test_a_step_runs_without_planned_offsets_if_two_arenas_do_not_fit(arena):
-    with arena.segment(Script([[place(0, 5)]])), arena.allocating():
+    with arena.segment(SegmentOpenings([[place(0, 5)]])), arena.allocating():
         arena.open_next()
         left = [tensor(5)]
     total_bytes = torch.cuda.get_device_properties(DEVICE).total_memory
@@ -421,7 +424,7 @@ def test_a_step_runs_without_planned_offsets_if_two_arenas_do_not_fit(arena):
     try:
         arena.resize(50 * UNIT_BYTES)
         for num_unplaced in (1, 1):
-            with arena.segment(Script([[place(0, 5)], [place(10, 20)]])), arena.allocating():
+            with arena.segment(SegmentOpenings([[place(0, 5)], [place(10, 20)]])), arena.allocating():
                 arena.open_next()
                 tensor(5)
                 arena.open_next()
@@ -435,7 +438,7 @@ def test_a_step_runs_without_planned_offsets_if_two_arenas_do_not_fit(arena):
 
 def test_an_arena_is_freed_when_the_last_result_in_it_has_died(arena):
     torch.cuda.empty_cache()
-    with arena.segment(Script([[place(0, 5)]])), arena.allocating():
+    with arena.segment(SegmentOpenings([[place(0, 5)]])), arena.allocating():
         arena.open_next()
         left = tensor(5)
     before = torch.cuda.memory_reserved()

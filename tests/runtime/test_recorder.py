@@ -9,7 +9,7 @@ import pytest
 
 from lmswap.runtime import recorder as recorder_module
 from lmswap.runtime._C import TransferRecord
-from lmswap.runtime.recorder import _MOST_WAITING, Recorder
+from lmswap.runtime.recorder import _MAX_UNCLAIMED, Recorder
 from lmswap.runtime.step_record import NO_PEAKS, EndedStep, SegmentRun, StepRecord
 
 STREAM = lambda: 0  # noqa: E731
@@ -220,10 +220,10 @@ def test_an_op_timed_by_two_readings_of_a_gpu_clock_took_no_negative_time():
 def test_forwards_without_a_backward_do_not_pile_up():
     clock = Ticks()
     recorder = Recorder(clock, Memory(), STREAM)
-    for _ in range(3 * _MOST_WAITING):
+    for _ in range(3 * _MAX_UNCLAIMED):
         with recorder.segment((0, "forward")):
             pass
-    assert recorder.num_steps >= 2 * _MOST_WAITING - 1
+    assert recorder.num_steps >= 2 * _MAX_UNCLAIMED - 1
 
 
 def test_a_step_has_the_peaks_of_all_that_ran_since_the_one_before_it():

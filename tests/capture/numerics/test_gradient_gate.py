@@ -48,7 +48,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def _together(tmp_path, monkeypatch):
     monkeypatch.setattr(partial_backward, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(partial_backward, "_MOST_PARTS", 100)
+    monkeypatch.setattr(partial_backward, "_MAX_PARTS", 100)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     events.clear()
     yield
