@@ -35,7 +35,7 @@ from lmswap.frames import shortened
 from lmswap.ir.bytesize import format_bytes
 from lmswap.progress import reported
 from lmswap.runtime.step_record import SegmentKey
-from lmswap.saved_tensors.hooks import Hooks, disabled_by
+from lmswap.saved_tensors.hooks import Hooks, hooks_disabled_reason
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
 from lmswap.session.diagnostics import warn
@@ -100,7 +100,7 @@ class ModelCall:
             UNCALLED.discard(self._model)
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
-        self._hooks.take_back()
+        self._hooks.pop_leftovers()
         refuse_rewriters()
         if self._session.leaves_graphs and self._compiled is not None:
             self._compiled = None
@@ -302,7 +302,7 @@ class ModelCall:
                 "a forward began before the backward of an earlier one had ended: both went on without a plan, and "
                 "kept only what the budget surely has room for"
             )
-        elif step.runs_backward:
+        elif step.has_inner_backward:
             self._session.note_once(
                 "steps that run a backward inside of the forward have no plan: everything is swapped"
             )
@@ -338,7 +338,7 @@ def _unmanageable_place() -> str | None:
     """Return where the model is called now, if neither graphs nor hooks can serve it there."""
     if peek_interpreter_stack() is not None:
         return "under a transform of torch.func (grad, vmap, jvp ...)"
-    if (message := disabled_by()) is not None:
+    if (message := hooks_disabled_reason()) is not None:
         return f'where saved-tensor hooks are disabled ("{message}")'
     return None
 

@@ -174,12 +174,12 @@ def test_an_interrupt_at_the_exit_of_hooks_leaves_the_next_call_correct(path, mo
         loss.backward()
         return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
-    take_back, is_left = Hooks.take_back, iter((False, True))  # as the call begins, and as it ends
+    pop_leftovers, is_left = Hooks.pop_leftovers, iter((False, True))  # as the call begins, and as it ends
 
     def interrupted(hooks):
         if next(is_left):
             raise KeyboardInterrupt
-        take_back(hooks)
+        pop_leftovers(hooks)
 
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def test_an_interrupt_at_the_exit_of_hooks_leaves_the_next_call_correct(path, mo
     for _ in range(3):
         drive(model)
     with monkeypatch.context() as patch:
-        patch.setattr(Hooks, "take_back", interrupted)
+        patch.setattr(Hooks, "pop_leftovers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             drive(model)
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -38,7 +38,7 @@ def disable_hooks(message: str, fail_if_non_empty: bool = True) -> None:
     disable_saved_tensor_hooks(message, fail_if_non_empty and top_saved_tensor_hooks() not in _PUSHED.pairs)
 
 
-def disabled_by() -> str | None:
+def hooks_disabled_reason() -> str | None:
     """Return torch's message for pushing hooks while they are disabled, or None if they are enabled."""
     return hooks_disabled_message()
 
@@ -67,13 +67,13 @@ class Hooks(threading.local):
             _PUSHED.pairs.append(pair)
             push_saved_tensor_hooks(*pair)
         except BaseException:
-            self.take_back()
+            self.pop_leftovers()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self.take_back()  # torch's context would raise where a signal has left nothing to pop
+        self.pop_leftovers()  # torch's context would raise where a signal has left nothing to pop
 
-    def take_back(self) -> None:
+    def pop_leftovers(self) -> None:
         """Pop hooks that an interrupted `on` left; call it only while this model does not run in this thread."""
         left = self._pushed
         if left is not None and top_saved_tensor_hooks() == left:

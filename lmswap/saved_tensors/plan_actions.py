@@ -14,9 +14,9 @@ from lmswap.saved_tensors.recording import Recorded
 class Actions:
     """Actions at one position, executed in the order of the fields; storages by number."""
 
-    outs: tuple[Swap, ...]
+    swap_outs: tuple[Swap, ...]
     releases: tuple[int, ...]
-    ins: tuple[int, ...]
+    swap_ins: tuple[int, ...]
 
 
 class PlannedEvents:
@@ -28,9 +28,9 @@ class PlannedEvents:
         self.saves, self.needs = step.saves, step.needs
         self._actions = _by_position(plan.swaps)
         # By storage: the index of the last group that needs it.
-        self.last_need = {number: at for at, group in enumerate(step.groups) for number in group.numbers}
+        self.last_group = {number: at for at, group in enumerate(step.groups) for number in group.numbers}
 
-    def is_of(self, step: Recorded) -> bool:
+    def matches(self, step: Recorded) -> bool:
         """Return whether ``step`` had the same events."""
         return (self.saves, self.needs) == (step.saves, step.needs)
 
@@ -46,14 +46,14 @@ class PlannedEvents:
 
 
 def _by_position(swaps: Sequence[Swap]) -> dict[int, Actions]:
-    outs = defaultdict[int | None, list[Swap]](list)
-    releases, ins = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    swap_outs = defaultdict[int | None, list[Swap]](list)
+    releases, swap_ins = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for swap in swaps:
-        outs[swap.out_start].append(swap)
+        swap_outs[swap.out_start].append(swap)
         releases[swap.release].append(swap.buffer)
-        ins[swap.in_start].append(swap.buffer)
+        swap_ins[swap.in_start].append(swap.buffer)
     return {
-        at: Actions(tuple(outs.get(at, ())), tuple(releases.get(at, ())), tuple(ins.get(at, ())))
-        for at in {*outs, *releases, *ins}
+        at: Actions(tuple(swap_outs.get(at, ())), tuple(releases.get(at, ())), tuple(swap_ins.get(at, ())))
+        for at in {*swap_outs, *releases, *swap_ins}
         if at is not None
     }

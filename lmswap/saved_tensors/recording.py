@@ -22,7 +22,7 @@ import torch
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
-from lmswap.saved_tensors.residency import Presence
+from lmswap.saved_tensors.residency import ResidencyTracker
 from lmswap.user_frame import user_line_and_module
 
 
@@ -52,13 +52,13 @@ class Group:
 class Interval:
     """What ran between two events: seconds, peak tensor bytes since the step began, and what was resident at its start.
 
-    ``present``: storages with other owners. ``stayed_bytes``: bytes of further ones, which neither event names.
+    ``present``: storages with other owners. ``kept_bytes``: bytes of further ones, which neither event names.
     """
 
     seconds: float
     peak_bytes: int
     present: frozenset[int]
-    stayed_bytes: int
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,17 @@ class Recorded:
 class Recording:
     """Records a step that follows no plan, from its beginning or from where it left its plan."""
 
-    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded, presence: Presence) -> None:
+    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded, residency: ResidencyTracker) -> None:
         """``base_bytes``: tensor bytes before the step."""
         self._memory, self._base_bytes = memory, base_bytes
-        self.presence = presence
+        self.residency = residency
         self._verification_bytes = 0  # when the interval under way began
         self._packs = list(so_far.packs)
         self._groups = [(group.node, dict.fromkeys(group.numbers)) for group in so_far.groups]
         self._forward, self._backward = list(so_far.forward), list(so_far.backward)
         self._loss, self._held = so_far.loss, so_far.held
-        self._into: list[Interval] | None = None  # destination of the interval under way, if one is
-        self._present, self._stayed_bytes = frozenset[int](), 0
+        self._intervals_under_way: list[Interval] | None = None  # destination of the interval under way, if one is
+        self._present, self._kept_bytes = frozenset[int](), 0
         self._started = 0.0
 
     def begin(self, phase: str, transit_bytes: int) -> None:
@@ -112,28 +112,30 @@ class Recording:
 
         ``transit_bytes`` of storages are resident only because their copies are under way.
         """
-        self._into = self._forward if phase == "forward" else self._backward if phase == "backward" else []
-        self._present, stayed_bytes, held = self.presence.observe()
-        self._stayed_bytes = stayed_bytes + transit_bytes
+        self._intervals_under_way = (
+            self._forward if phase == "forward" else self._backward if phase == "backward" else []
+        )
+        self._present, kept_bytes, held = self.residency.observe()
+        self._kept_bytes = kept_bytes + transit_bytes
         if held:
             self._held |= held
-        self._verification_bytes = self.presence.verification_bytes
+        self._verification_bytes = self.residency.verification_bytes
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
         self._started = time.perf_counter()
 
     def end(self) -> None:
         """End the interval under way, if one is."""
-        if self._into is None:
+        if self._intervals_under_way is None:
             return
         self._memory.synchronize()
         seconds = time.perf_counter() - self._started
         peak_bytes = self._memory.peak_tensor_bytes() - self._base_bytes - self._verification_bytes
-        interval = Interval(seconds, peak_bytes, self._present, self._stayed_bytes)
-        self._into.append(interval)
-        if self._into is not self._forward and self._into is not self._backward:
+        interval = Interval(seconds, peak_bytes, self._present, self._kept_bytes)
+        self._intervals_under_way.append(interval)
+        if self._intervals_under_way is not self._forward and self._intervals_under_way is not self._backward:
             self._loss = interval
-        self._into = None
+        self._intervals_under_way = None
 
     def pack(self, number: int, nbytes: int, tensor: torch.Tensor, names: Mapping[int, str]) -> None:
         """Record a saved storage; ``names``: the model's module names by identity."""
@@ -146,9 +148,9 @@ class Recording:
         self._held |= frozenset(held)
         self._groups.append((node, {number: None}))
 
-    def unpack_more(self, number: int, stayed_bytes: int) -> None:
-        """Record another storage unpacked by that node; ``stayed_bytes``: its part of the bytes named by no event."""
-        self._stayed_bytes -= stayed_bytes
+    def unpack_more(self, number: int, kept_bytes: int) -> None:
+        """Record another storage unpacked by that node; ``kept_bytes``: its part of the bytes named by no event."""
+        self._kept_bytes -= kept_bytes
         self._groups[-1][1][number] = None
 
     def recorded(self) -> Recorded:
@@ -202,7 +204,7 @@ class _Lowering:
     def _add(self, what: str, pack: Pack | None, interval: Interval, numbers: tuple[int, ...]) -> None:
         """Append one op. It uses what its event names, and what others held while it ran, which must be resident."""
         there = (interval.present | set(numbers)) & self.first.keys()
-        tracked_bytes = interval.stayed_bytes + sum(self.first[number].nbytes for number in there)
+        tracked_bytes = interval.kept_bytes + sum(self.first[number].nbytes for number in there)
         used = sorted((there - self.kept) | set(numbers))
         self.ops.append(
             Op(

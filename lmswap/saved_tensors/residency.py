@@ -10,34 +10,34 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lmswap.saved_tensors.saved_storage import SavedStorage
-from lmswap.saved_tensors.weak_values import Alive
+from lmswap.saved_tensors.weak_values import WeakValues
 
 # Limit of storages with other owners that are examined at each event, and named by each op of the program.
-_MOST_USED = 64
+_MAX_EXAMINED = 64
 _NO_NUMBERS = frozenset[int]()
 
 
-class Present(NamedTuple):
+class Residency(NamedTuple):
     """Storages in use, by number; bytes of those kept resident; and which of the newly kept ones others still hold."""
 
     used: frozenset[int]
-    stayed_bytes: int
+    kept_bytes: int
     held: frozenset[int]
 
 
-class Presence:
+class ResidencyTracker:
     """Tracks the storages of one step."""
 
-    def __init__(self, storages: Alive[SavedStorage], staying: set[int]) -> None:
-        """``staying``: numbers of storages kept resident though saved tensors alone own them.
+    def __init__(self, storages: WeakValues[SavedStorage], kept: set[int]) -> None:
+        """``kept``: numbers of storages kept resident though saved tensors alone own them.
 
         Those that others hold for too long are added.
         """
-        self._storages, self._staying = storages, staying
+        self._storages, self._kept = storages, kept
         # By number, latest last: possibly resident, possibly with other owners.
         self._watched: dict[int, None] = {}
-        self._stayed: dict[int, int] = {}  # bytes by number: no other owners, kept resident
-        self._stayed_bytes = 0
+        self._kept_bytes_of: dict[int, int] = {}  # bytes by number: no other owners, kept resident
+        self._kept_bytes = 0
         self._originals: dict[int, int] = {}  # bytes by number that only verification keeps on the device
         self.verification_bytes = 0  # their sum
         for storage in storages:
@@ -62,11 +62,11 @@ class Presence:
 
     def watch_all(self) -> None:
         """Track all storages."""
-        self._stayed.clear()
-        self._stayed_bytes = 0
+        self._kept_bytes_of.clear()
+        self._kept_bytes = 0
         self._watched.update((storage.number, None) for storage in self._storages)
 
-    def observe(self) -> Present:
+    def observe(self) -> Residency:
         """Return what is resident now."""
         for number in self._storages.take_dead():
             self._watched.pop(number, None)
@@ -77,26 +77,26 @@ class Presence:
             storage = self._storages.get(number)
             if storage is None or not storage.is_on_device:
                 del self._watched[number]
-            elif number in self._staying and storage.can_swap_out():
+            elif number in self._kept and storage.can_swap_out():
                 self._keep(storage)
             else:
                 used.append(storage)
         held = _NO_NUMBERS
-        if len(used) > _MOST_USED:
+        if len(used) > _MAX_EXAMINED:
             # Storages kept by a plan that the step has left have no other owners, and the next plan may swap them out.
-            keeping = [storage for storage in used[:-_MOST_USED] if not storage.can_swap_out()]
+            keeping = [storage for storage in used[:-_MAX_EXAMINED] if not storage.can_swap_out()]
             for storage in keeping:
                 self._keep(storage)
             held = frozenset([storage.number for storage in keeping])
-        return Present(frozenset([storage.number for storage in used]) - held, self._stayed_bytes, held)
+        return Residency(frozenset([storage.number for storage in used]) - held, self._kept_bytes, held)
 
     def _keep(self, storage: SavedStorage) -> None:
         del self._watched[storage.number]
-        self._staying.add(storage.number)
-        self._stayed[storage.number] = storage.nbytes
-        self._stayed_bytes += storage.nbytes
+        self._kept.add(storage.number)
+        self._kept_bytes_of[storage.number] = storage.nbytes
+        self._kept_bytes += storage.nbytes
 
     def _forget(self, number: int) -> int:
-        nbytes = self._stayed.pop(number, 0)
-        self._stayed_bytes -= nbytes
+        nbytes = self._kept_bytes_of.pop(number, 0)
+        self._kept_bytes -= nbytes
         return nbytes

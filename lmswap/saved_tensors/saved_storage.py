@@ -10,7 +10,7 @@ detect only some of these writes. Hence one rule:
 
 Code that can write holds a reference, and torch counts references. What others hold stays resident, as it would without
 lmswap. Memory not allocated by torch for this process (of numpy, a file, another process) can be written without a
-reference, and is never swapped: see `is_torchs_own`.
+reference, and is never swapped: see `is_torch_allocated`.
 
 A storage is copied on the stream of the node that saved it, forward and backward: its writes and reads are in order
 there, whichever stream is current. What is saved or unpacked on a second stream stays resident from then on. Its memory
@@ -112,7 +112,7 @@ class SavedStorage:
                 self._token = engine.out_start(self._tensor, self.number, tier, offset, False)
         return self._token is not None
 
-    def swap_out_alone(self, tier: str, offset: int) -> bool:
+    def swap_out_if_unshared(self, tier: str, offset: int) -> bool:
         """As `swap_out`, but a copy is not valid while others own the storage: they may write it."""
         if self._tensor is None or self.can_swap_out():
             return self.swap_out(tier, offset)
@@ -128,7 +128,7 @@ class SavedStorage:
             Whether the storage is non-resident.
         """
         if self._tensor is not None and self._destination is not None:
-            if self._token is not None and not self._is_alone():
+            if self._token is not None and not self._is_sole_owner():
                 self._token = None
             if self.swap_out(*self._destination):
                 assert self._token is not None
@@ -173,7 +173,7 @@ class SavedStorage:
         if not self._is_original:  # else they were resident before the node was created
             ops.find_engine(self._engine).streams.wait_for(self._stream)
 
-    def mark_escaped(self) -> None:
+    def invalidate_copy(self) -> None:
         """Invalidate the copy in the tier: code that may write gets the bytes."""
         self._token = None
 
@@ -181,10 +181,10 @@ class SavedStorage:
         """Return whether saved tensors are its only owners and one stream uses it."""
         # Of a resized storage, the planned extent in the tier would hold a part only.
         is_whole = self._storage is not None and self._storage.nbytes() == self.nbytes
-        return is_whole and not self._is_multistream and self._is_alone()
+        return is_whole and not self._is_multistream and self._is_sole_owner()
 
-    def _is_alone(self) -> bool:
-        uses, references = _ALONE
+    def _is_sole_owner(self) -> bool:
+        uses, references = _SOLE_OWNER_COUNTS
         return self._owners() == (uses + (self._is_original and self.original is not None), references)
 
     def _owners(self) -> tuple[int, int]:
@@ -195,10 +195,10 @@ class SavedStorage:
 
 
 # Counts of a storage without other owners, measured: torch versions count Python's references differently.
-_ALONE = SavedStorage(0, 0, torch.empty(1))._owners()
+_SOLE_OWNER_COUNTS = SavedStorage(0, 0, torch.empty(1))._owners()
 
 
-def is_torchs_own(storage: torch.UntypedStorage) -> bool:
+def is_torch_allocated(storage: torch.UntypedStorage) -> bool:
     """Return whether torch's allocator made it for this process, so that any writer holds a reference to it."""
     is_shared = storage.device.type == "cpu" and storage.is_shared()
     return storage.resizable() and not is_shared

@@ -20,9 +20,9 @@ from lmswap.runtime import ops
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.saved_tensors.plan_actions import Actions, PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, Recording
-from lmswap.saved_tensors.residency import Presence
-from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, SwappableTensor, is_torchs_own
-from lmswap.saved_tensors.weak_values import Alive
+from lmswap.saved_tensors.residency import ResidencyTracker
+from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, SwappableTensor, is_torch_allocated
+from lmswap.saved_tensors.weak_values import WeakValues
 from lmswap.torch_compat.autograd import current_graph_task_id, current_node, queue_callback, sequence_number
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.user_frame import user_line_and_module
@@ -58,12 +58,12 @@ class HookContext(Protocol):
 
 # Pending swap-outs retried at each event, latest first: some models collect thousands of tensors. All are retried once
 # that many events have passed that the amortized cost is the same.
-_MOST_TRIED = 64
+_MAX_RETRIED = 64
 
 # Without a plan: bytes that may be resident while they are on their way to the tier, so that nothing waits for each of
 # many small copies, or on their way back before they are needed. A larger storage is waited for at once. It is half of
 # the growth that budgets leave room for (`lmswap.session.allowance.GROWTH_BYTES`).
-_MOST_IN_TRANSIT_BYTES = 4 * 2**20
+_MAX_IN_TRANSIT_BYTES = 4 * 2**20
 
 
 class _PendingSwapOut(NamedTuple):
@@ -79,7 +79,7 @@ class EagerStep:
 
     def __init__(
         self,
-        host: HookContext,
+        context: HookContext,
         planned: PlannedEvents | None,
         resident: Callable[[], frozenset[int]],
         *,
@@ -90,25 +90,25 @@ class EagerStep:
 
         Where the step has no plan, or leaves it, it is recorded if it ``records``.
         """
-        self._host, self._find_resident = host, resident
-        self._min_swap_bytes = host.min_swap_bytes
-        self._resident: frozenset[int] | None = None  # found when the first large tensor is saved
+        self._context, self._find_persistent = context, resident
+        self._min_swap_bytes = context.min_swap_bytes
+        self._persistent: frozenset[int] | None = None  # found when the first large tensor is saved
         self.kind, self.planned = kind, planned
         self.graph: int | None = planned.graph if planned is not None else None  # of the plan at its start, for records
         self.recording: Recording | None = None  # of a step without a plan, if it can be planned
-        self._records, self._base_bytes = records, host.memory.used_tensor_bytes() if records else 0
-        self.runs_backward = False  # inside the forward
-        self._streams = ops.find_engine(host.engine_number).streams
+        self._records, self._base_bytes = records, context.memory.used_tensor_bytes() if records else 0
+        self.has_inner_backward = False  # inside the forward
+        self._streams = ops.find_engine(context.engine_number).streams
         self._stream = self._streams.current()  # on which the model was called
         self._saving_streams = {self._stream}  # of all that this step saves
-        self._storages = Alive[SavedStorage]()  # by number
+        self._storages = WeakValues[SavedStorage]()  # by number
         self._numbers: dict[int, int] = {}  # by the storage's identity
         self.num_storages = 0  # saved and swappable
         self.awaits_any_unpack = False  # the unpack of a tensor that is not swappable begins the backward
         self._pending: dict[int, _PendingSwapOut] = {}  # by number, while other owners prevent the swap-out
         self._num_events = 0  # since all of these were retried
         self._kept = set[int]()  # numbers of storages kept resident without a plan
-        self._spare_bytes = host.spare_bytes() if planned is None else 0  # room for more of these
+        self._spare_bytes = context.spare_bytes() if planned is None else 0  # room for more of these
         # Without a plan, by number: storages whose copy out has been queued, and those prefetched. Memory of what dies
         # meanwhile is free only when its copy has been waited for.
         self._in_transit: dict[int, SavedStorage] = {}
@@ -138,22 +138,22 @@ class EagerStep:
             self.recording.end()
         elif self.planned is not None and self.planned.saves[position - 1 : position] != (self._saves[-1],):
             self._leave_plan(position)
-        if self._host.check is not None:
-            source, module = user_line_and_module(self._host.module_names)
+        if self._context.check is not None:
+            source, module = user_line_and_module(self._context.module_names)
             saved.made_by = f"module '{module}'" + (f" ({source})" if source else "")
         if self.planned is None:
             self._evict(storage)
         self._advance(position)
         if self.planned is not None:
-            self._host.begin_op()
+            self._context.begin_op()
         elif self.recording is not None:
-            self.recording.pack(storage.number, storage.nbytes, tensor, self._host.module_names)
+            self.recording.pack(storage.number, storage.nbytes, tensor, self._context.module_names)
             self.recording.begin("forward", self._transit_bytes)
         return saved
 
     def end_forward(self) -> None:
         """Note that the model's forward returns."""
-        self._find_resident = frozenset  # the caller's holds the inputs, and the step may be kept until the next call
+        self._find_persistent = frozenset  # the caller's holds the inputs, and the step may be kept until the next call
         if self._needs is None:
             self._needs = []
         position = len(self._saves) + 1
@@ -167,7 +167,7 @@ class EagerStep:
             self.recording.begin("loss", self._transit_bytes)
 
     @property
-    def order(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    def event_sequence(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
         """The packs and needs so far, as in `Recorded`."""
         return tuple(self._saves), tuple(self._needs or ())
 
@@ -181,7 +181,7 @@ class EagerStep:
         self.planned, self._spare_bytes = None, 0
         self._kept.clear()
         if self.recording is not None:
-            self.recording.presence.watch_all()
+            self.recording.residency.watch_all()
         self._evict_all()
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ class EagerStep:
             if self.awaits_any_unpack and current_node() is not None:
                 self.awaits_any_unpack = False
                 queue_callback(self._end_backward)
-                self._host.backward_begins(self)
+                self._context.backward_begins(self)
             return saved.restore()
         saved.check()
         storage = saved.storage
@@ -198,40 +198,40 @@ class EagerStep:
         node = current_node()
         if node is None:  # read as an attribute of a grad_fn
             if self.recording is not None:
-                self.recording.presence.watch(storage)
+                self.recording.residency.watch(storage)
             tensor = self._restored(saved, "an attribute of a grad_fn")
-            storage.mark_escaped()
+            storage.invalidate_copy()
             self._release(storage)
             return tensor
         running = (current_graph_task_id(), sequence_number(node))
-        stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
+        kept_bytes = self.recording.residency.watch(storage) if self.recording is not None else 0
         if running != self._node:
             self._begin_node(running, node.name(), storage, was_in_transit=transit_bytes > 0)
         elif self.recording is not None:
-            self.recording.unpack_more(storage.number, transit_bytes + stayed_bytes)
-        if self.planned is None or self._is_last_need(storage):
+            self.recording.unpack_more(storage.number, transit_bytes + kept_bytes)
+        if self.planned is None or self._is_last_use(storage):
             self._in_use.append(weakref.ref(storage))
         tensor = self._restored(saved, node.name())
-        if _runs_foreign_code(node):
-            storage.mark_escaped()
+        if _is_extension_node(node):
+            storage.invalidate_copy()
         return tensor
 
     def _restored(self, saved: SwappableTensor, node: str) -> torch.Tensor:
         tensor, storage = saved.restore(), saved.storage
         storage.note_use_on(self._streams.current())
-        if self._host.check is None or saved.made_by is None or storage.original is None:
+        if self._context.check is None or saved.made_by is None or storage.original is None:
             return tensor
         if not storage.occupies(storage.original.untyped_storage()):
-            self._host.check.compare(saved.made_by, saved.view_of(storage.original), tensor, node)
+            self._context.check.compare(saved.made_by, saved.view_of(storage.original), tensor, node)
         return tensor
 
     def _is_swappable(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         """Return whether its storage is on the device, and evictable once autograd alone owns it."""
-        if not has_plain_storage(tensor) or tensor.device != self._host.device:
+        if not has_plain_storage(tensor) or tensor.device != self._context.device:
             return False
-        if self._resident is None:
-            self._resident = self._find_resident()
-        return storage_id(storage) not in self._resident and is_torchs_own(storage)
+        if self._persistent is None:
+            self._persistent = self._find_persistent()
+        return storage_id(storage) not in self._persistent and is_torch_allocated(storage)
 
     def _storage_of(self, tensor: torch.Tensor, untyped: torch.UntypedStorage) -> SavedStorage:
         """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
@@ -244,29 +244,29 @@ class EagerStep:
             storage.note_use_on(stream)
         else:
             storage = SavedStorage(
-                self._host.engine_number,
+                self._context.engine_number,
                 self.num_storages,
                 tensor,
                 stream,
                 self._saving_streams,
-                keeps_original=self._host.check is not None,
+                keeps_original=self._context.check is not None,
             )
             self.num_storages += 1
             self._numbers[storage_id(untyped)] = storage.number
             self._storages[storage.number] = storage
         if self.recording is not None:
-            self.recording.presence.watch(storage)
+            self.recording.residency.watch(storage)
         return storage
 
     def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage, *, was_in_transit: bool) -> None:
         self._end_node()
         self._node = running
         if self._needs is None:  # a backward inside the model
-            self._needs, self.planned, self.recording, self.runs_backward = [], None, None, True
+            self._needs, self.planned, self.recording, self.has_inner_backward = [], None, None, True
         if running[0] != self._task:
             self._task = running[0]
             queue_callback(self._end_backward)
-            self._host.backward_begins(self)
+            self._context.backward_begins(self)
         self._needs.append(storage.number)
         at = len(self._needs) - 1
         position = len(self._saves) + 2 + at
@@ -276,7 +276,7 @@ class EagerStep:
             self._leave_plan(position)
         self._advance(position)
         if self.planned is not None:
-            self._host.begin_op()
+            self._context.begin_op()
         elif self.recording is not None:
             self.recording.begin_group(name, storage.number, self._held_by_others() if at == 0 else ())
         if self.planned is None and (was_in_transit or not storage.is_on_device):
@@ -301,7 +301,7 @@ class EagerStep:
             if self.planned is None:
                 self._evict(storage)
         elif self.recording is not None:
-            self.recording.presence.note_released(storage)
+            self.recording.residency.note_released(storage)
 
     def _end_backward(self) -> None:
         self._end_node()
@@ -309,20 +309,20 @@ class EagerStep:
         if self.recording is not None:
             self.recording.end()
         self._end_transits()
-        self._host.backward_ends(self)
+        self._context.backward_ends(self)
 
     def _leave_plan(self, position: int) -> None:
         """Switch at that position to another plan that matches the events so far, or to none."""
         left = self.planned
         assert left is not None
-        for other in self._host.known_steps():
+        for other in self._context.known_steps():
             if other is not left and other.can_match(self._saves, self._needs):
                 self.planned = other
                 self._pending.clear()
                 for passed in range(1, position):
-                    self._act(other.at(passed))
+                    self._execute(other.at(passed))
                 return
-        self.planned, self._spare_bytes = None, self._host.spare_bytes()
+        self.planned, self._spare_bytes = None, self._context.spare_bytes()
         if self._needs:
             so_far = left.step.until_group(len(self._needs) - 1)
         else:
@@ -336,14 +336,14 @@ class EagerStep:
         if self._pending:
             self._retry(position)
         if self.planned is not None:
-            self._act(self.planned.at(position))
+            self._execute(self.planned.at(position))
 
     def _retry(self, position: int) -> None:
         self._num_events += 1
-        tries_all = self._num_events * _MOST_TRIED >= len(self._pending)
-        if tries_all:
+        retries_all = self._num_events * _MAX_RETRIED >= len(self._pending)
+        if retries_all:
             self._num_events = 0
-        for number in list(self._pending if tries_all else islice(reversed(self._pending), _MOST_TRIED)):
+        for number in list(self._pending if retries_all else islice(reversed(self._pending), _MAX_RETRIED)):
             tier, offset, release = self._pending[number]
             storage = self._storages.get(number)
             if storage is None or number in self._kept:
@@ -353,22 +353,22 @@ class EagerStep:
                     del self._pending[number]
                 if release <= position:
                     storage.release()
-            elif storage.swap_out_alone(tier, offset):
+            elif storage.swap_out_if_unshared(tier, offset):
                 del self._pending[number]
                 if storage.is_on_device:
                     self._enter_transit(storage)
 
-    def _act(self, actions: Actions | None) -> None:
+    def _execute(self, actions: Actions | None) -> None:
         if actions is None:
             return
-        for swap in actions.outs:
+        for swap in actions.swap_outs:
             storage = self._storages.get(swap.buffer)
             if storage is not None and not storage.swap_out(swap.tier, swap.offset):
                 self._pending[swap.buffer] = _PendingSwapOut(swap.tier, swap.offset, swap.release)
         for number in actions.releases:
             if (storage := self._storages.get(number)) is not None and number not in self._pending:
                 storage.release()
-        for number in actions.ins:
+        for number in actions.swap_ins:
             self._pending.pop(number, None)
             if (storage := self._storages.get(number)) is not None:
                 storage.swap_in()
@@ -379,8 +379,8 @@ class EagerStep:
         self._in_transit[storage.number] = storage
         self._transit_bytes += storage.nbytes
         if self.recording is not None:
-            self.recording.presence.ignore(storage.number)
-        while self._transit_bytes > _MOST_IN_TRANSIT_BYTES:
+            self.recording.residency.ignore(storage.number)
+        while self._transit_bytes > _MAX_IN_TRANSIT_BYTES:
             self._end_transit(next(iter(self._in_transit.values())))
 
     def _exit_transit(self, storage: SavedStorage) -> int:
@@ -395,7 +395,7 @@ class EagerStep:
         storage.await_swap_in()  # if it was prefetched
         self._release(storage)
         if self.recording is not None and storage.is_on_device:
-            self.recording.presence.watch(storage)
+            self.recording.residency.watch(storage)
 
     def _end_transits(self) -> None:
         for storage in tuple(self._in_transit.values()):
@@ -409,7 +409,7 @@ class EagerStep:
         while self._next_prefetch >= 0:
             following = self._storages.get(self._next_prefetch)
             if following is not None and not following.is_on_device:
-                if self._transit_bytes + following.nbytes > _MOST_IN_TRANSIT_BYTES:
+                if self._transit_bytes + following.nbytes > _MAX_IN_TRANSIT_BYTES:
                     return
                 following.swap_in()
                 self._enter_transit(following)
@@ -431,15 +431,15 @@ class EagerStep:
             self._kept.add(storage.number)
         else:
             # The same offset for all: the tier places those that find it occupied elsewhere.
-            self._pending[storage.number] = _PendingSwapOut(self._host.tier, offset=0, release=0)
+            self._pending[storage.number] = _PendingSwapOut(self._context.tier, offset=0, release=0)
 
-    def _is_last_need(self, storage: SavedStorage) -> bool:
+    def _is_last_use(self, storage: SavedStorage) -> bool:
         assert self.planned is not None and self._needs is not None
-        return len(self._needs) > self.planned.last_need.get(storage.number, -1)
+        return len(self._needs) > self.planned.last_group.get(storage.number, -1)
 
     def _record(self, so_far: Recorded) -> Recording:
-        presence = Presence(self._storages, self._kept)
-        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence)
+        residency = ResidencyTracker(self._storages, self._kept)
+        self.recording = Recording(self._context.memory, self._base_bytes, so_far, residency)
         return self.recording
 
 
@@ -484,6 +484,6 @@ def _plain_type_storage(tensor: object) -> torch.UntypedStorage | None:
         return None
 
 
-def _runs_foreign_code(node: Any) -> bool:
+def _is_extension_node(node: Any) -> bool:
     """Return whether a backward node is an extension's, which may write saved tensors; torch's own do not."""
     return isinstance(node, torch.autograd.function.BackwardCFunction) or node.name().startswith("torch::autograd::Cpp")

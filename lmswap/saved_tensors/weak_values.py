@@ -18,7 +18,7 @@ class _Numbered(weakref.ref[_T]):
     number: int
 
 
-class Alive(Generic[_T]):
+class WeakValues(Generic[_T]):
     """Weak references by number; `take_dead` removes the dead entries."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class HookedSteps:
         elif step.planned is not None:
             graph = step.planned.graph
             self._last_of_kind[step.kind] = next(known for known in self._sequences if known.index == graph)
-        elif step.num_storages and not step.runs_backward and self._recurs(hash(step.order)):
+        elif step.num_storages and not step.has_inner_backward and self._recurs(hash(step.event_sequence)):
             self._num_to_record = _RECORDED_STEPS
 
     def plan_for(self, kind: Hashable) -> SavedSequence | None:
@@ -85,7 +85,7 @@ class HookedSteps:
         if step.recording is None:
             return
         recorded, step.recording = step.recording.recorded(), None
-        same = (other for other in self._sequences if other.events.is_of(recorded))
+        same = (other for other in self._sequences if other.events.matches(recorded))
         sequence, order = next(same, None), hash((recorded.saves, recorded.needs))
         if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):
             try:
