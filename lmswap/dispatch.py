@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lmswap.call_monitor import UNCALLED
-from lmswap.capture.aot import refuse_rewriters
+from lmswap.capture.aot import refuse_graph_rewriters
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.global_state import GlobalState
 from lmswap.capture.numerics.is_compiling import describe_is_compiling_calls
@@ -27,7 +27,7 @@ from lmswap.capture.recompiles import (
     CompiledCall,
     Recompiles,
     TraceFailed,
-    too_many,
+    retrace_limit_reason,
 )
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError
@@ -101,7 +101,7 @@ class ModelCall:
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
         self._hooks.pop_leftovers()
-        refuse_rewriters()
+        refuse_graph_rewriters()
         if self._session.leaves_graphs and self._compiled is not None:
             self._compiled = None
             self._session.left_graphs()
@@ -193,8 +193,8 @@ class ModelCall:
                 self._own.seconds -= perf_counter()
         except FailOnRecompileLimitHit:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
-                raise CaptureError(f"{session.name}: {too_many()}") from None
-            self._leave_graphs(too_many())
+                raise CaptureError(f"{session.name}: {retrace_limit_reason()}") from None
+            self._leave_graphs(retrace_limit_reason())
             return self._call_hooked(args, kwargs)
         except TraceFailed as error:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):

@@ -15,7 +15,7 @@ from torch import fx, nn
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.numerics.accumulation_order import VIEWS, AccumulationWatch, reorders_view_gradients
 from lmswap.capture.numerics.correct_metadata import retrace
-from lmswap.capture.numerics.double_backward import watch_gradients
+from lmswap.capture.numerics.double_backward import detect_double_backward
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.capture.numerics.no_decompositions import no_python_kernels
@@ -103,25 +103,25 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     Raises:
         CaptureError: something is enabled that would change the graphs after they are planned.
     """
-    refuse_rewriters()
-    own_parameters, arrival = parameters_of(module), GradientOrder()
-    arrival.instrument(module)
+    refuse_graph_rewriters()
+    own_parameters, gradient_order = parameters_of(module), GradientOrder()
+    gradient_order.instrument(module)
     compiler = aot_autograd.aot_autograd(
         fw_compiler=lambda graph, _: variant(graph).forward(graph),
         bw_compiler=lambda graph, _: variant(graph).backward(graph),
         inference_compiler=lambda graph, _: variant(graph).inference(graph),
-        partition_fn=partial(_cut, handler=handler),
+        partition_fn=partial(_partition, handler=handler),
     )
     with no_python_kernels(), no_float_tensors(), aot_autograd.backward_without_autocast():
         return trace_once(
             lambda: compiler(module, inputs),
-            lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
+            lambda handler: _GraphVariant(handler, copy.copy(gradient_order), own_parameters),
             handler,
             around=lambda _: no_float_tensors(),
         )
 
 
-def _cut(
+def _partition(
     joint: fx.GraphModule, joint_inputs: Any, *, handler: GraphHandler, num_fwd_outputs: int, **others: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph of a region, the same for every plan."""
@@ -137,13 +137,16 @@ def _cut(
     return forward, backward
 
 
-class _Variant(Variant):
+class _GraphVariant(Variant):
     """A region whose ops run one by one."""
 
     def __init__(
-        self, handler: GraphHandler, arrival: GradientOrder, own_parameters: Callable[[fx.Graph], Collection[int]]
+        self,
+        handler: GraphHandler,
+        gradient_order: GradientOrder,
+        own_parameters: Callable[[fx.Graph], Collection[int]],
     ) -> None:
-        self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
+        self._handler, self._gradient_order, self._own_parameters = handler, gradient_order, own_parameters
         self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
         self._parts: Sequence[Sequence[int]] = ()  # positions of the gradients that each part of the backward gives
 
@@ -151,12 +154,12 @@ class _Variant(Variant):
         """See `Variant`."""
         self._handler.training(forward, backward, num_user_outputs, self._own_parameters(forward.graph))
         self._parts = results_by_part(backward.graph)
-        self._arrival.set_parts(self._parts)
+        self._gradient_order.set_parts(self._parts)
         self._tangents = TangentAdapter(backward, self._handler.output_metadata, self._handler.note)
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
         """Compile the forward graph; likewise the next two."""
-        prepare_forward(self._arrival)
+        prepare_forward(self._gradient_order)
         aot_autograd.accept_tangent_layouts()
         return boxed(_keep_output_strides(self._handler.compiled(graph, "forward")))
 
@@ -184,12 +187,12 @@ class _Variant(Variant):
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
         own = self._handler.own
-        given = [*self._arrival.reorder_inputs(arguments)]
+        given = [*self._gradient_order.reorder_inputs(arguments)]
         own.seconds += perf_counter()
         outputs = compiled(given)
         own.seconds -= perf_counter()
         if self._tangents is not None:
-            watch_gradients(outputs, self._handler.differentiated_twice, self._tangents.note_arriving)
+            detect_double_backward(outputs, self._handler.differentiated_twice, self._tangents.note_arriving)
         return outputs
 
 
@@ -243,11 +246,11 @@ def boxed(function: BoxedFunction) -> BoxedFunction:
     return aot_autograd.boxed(run)
 
 
-def prepare_forward(arrival: GradientOrder) -> None:
-    """Prepare for compiling a forward graph, whose backward yields gradients in the order of ``arrival``."""
+def prepare_forward(gradient_order: GradientOrder) -> None:
+    """Prepare for compiling a forward graph, whose backward yields gradients in the order of ``gradient_order``."""
     aot_autograd.allow_retain_graph()
     if aot_autograd.overwrites_differentiable_inputs():
-        arrival.disable_parts()
+        gradient_order.disable_parts()
 
 
 def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
@@ -271,7 +274,7 @@ def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
     return run
 
 
-def refuse_rewriters() -> None:
+def refuse_graph_rewriters() -> None:
     """Raise CaptureError if something is enabled that would change graphs after they are planned."""
     if is_compiled_autograd_enabled():
         raise CaptureError(

@@ -22,7 +22,7 @@ from lmswap.runtime.codegen import BoxedFunction, copy_module
 from lmswap.torch_compat.aot_autograd import FirstStage, intercepted_second_stage
 from lmswap.torch_compat.tracing import without_failure_warnings
 
-_VARIANT = "lmswap_variant"  # in the meta of a graph
+_VARIANT_KEY = "lmswap_variant"  # in the meta of a graph
 
 
 class Variant(Protocol):
@@ -40,7 +40,7 @@ class Variant(Protocol):
 
 def variant(graph: fx.GraphModule) -> Any:
     """Return the `Variant` of a graph passed to torch's compilers."""
-    return graph.meta[_VARIANT]
+    return graph.meta[_VARIANT_KEY]
 
 
 class Compiled:
@@ -120,5 +120,5 @@ class _Traced:
 
 def _copy_for(of: Variant, graph: fx.GraphModule) -> fx.GraphModule:
     copied, _ = copy_module(graph)
-    copied.meta.update(graph.meta | {_VARIANT: of})
+    copied.meta.update(graph.meta | {_VARIANT_KEY: of})
     return copied

@@ -16,7 +16,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import LOSS, BufferKind, Program
 
 # Cross entropy holds its log-softmax, its gradient and the output's, all in fp32 also where the output is not.
-_ASSUMED_TENSORS, _LEAST_ITEM_BYTES = 3, 4
+_ASSUMED_TENSORS, _MIN_ITEM_BYTES = 3, 4
 
 
 def assumed_bytes(program: Program) -> int:
@@ -25,7 +25,7 @@ def assumed_bytes(program: Program) -> int:
     tangents = {value.buffer: value for value in reversed(program.values) if _is_tangent(program, value.buffer)}
     item_bytes = {buffer: getattr(torch, value.dtype).itemsize for buffer, value in tangents.items()}
     return sum(
-        _ASSUMED_TENSORS * max(_LEAST_ITEM_BYTES, item_bytes[buffer]) * math.prod(value.shape)
+        _ASSUMED_TENSORS * max(_MIN_ITEM_BYTES, item_bytes[buffer]) * math.prod(value.shape)
         for buffer, value in tangents.items()
     )
 

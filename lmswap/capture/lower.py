@@ -92,7 +92,7 @@ def source_line(node: fx.Node) -> str:
     return sys.intern(f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}")  # many ops have one line, in each trace
 
 
-def is_foreign(node: fx.Node) -> bool:
+def is_extension_op(node: fx.Node) -> bool:
     """Return whether ``node`` calls an operator registered by an extension, whose schema may be wrong."""
     return isinstance(node.target, OpOverload) and node.target.namespace not in _TRUSTED
 
@@ -107,7 +107,7 @@ def module_path(node: fx.Node) -> str:
     return sys.intern(re.sub(r"^[LG]\['\w+'\](\.__self__)?\.?", "", path))
 
 
-def made_by(node: fx.Node, phase: str) -> str:
+def result_name(node: fx.Node, phase: str) -> str:
     """Return the name of ``node``'s result for reports: "encoder.0.conv: convolution", or "add (unet.py:90)"."""
     packet = getattr(node.target, "overloadpacket", None)
     operator = str(packet or node.target).removeprefix("aten.")
@@ -176,12 +176,12 @@ class _Lowering:
         if known is not None:
             return known, False
         self._storages[storage_id(storage)] = len(self.nbytes)
-        self.nbytes.append(_static(storage.nbytes(), "storage size"))
+        self.nbytes.append(_static_size(storage.nbytes(), "storage size"))
         self.names.append("")
         self._devices.append(tensor.device.type)
         return len(self.nbytes) - 1, True
 
-    def beside_the_device(self) -> list[int]:
+    def off_device_buffers(self) -> list[int]:
         """Return the buffers on the CPU if others are on a GPU: masks, positions, RNG states."""
         if set(self._devices) <= {"cpu"}:
             return []
@@ -200,7 +200,7 @@ class _Lowering:
             buffer, is_new = self.buffer(tensor)
             if is_new:
                 made.append(buffer)
-                self.names[buffer] = made_by(node, graph.phase)
+                self.names[buffer] = result_name(node, graph.phase)
         self._add_value(graph, node)
         index, is_view = len(self.ops), not made and not mutated and _returns_alias(node)
         graph.ops.append(node)
@@ -240,9 +240,9 @@ class _Lowering:
                 name=node.name,
                 buffer=buffer,
                 dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(_static(n, "shape") for n in tensor.shape),
-                stride=tuple(_static(n, "stride") for n in tensor.stride()),
-                offset=_static(tensor.storage_offset(), "offset"),
+                shape=tuple(_static_size(n, "shape") for n in tensor.shape),
+                stride=tuple(_static_size(n, "stride") for n in tensor.stride()),
+                offset=_static_size(tensor.storage_offset(), "offset"),
             )
         )
 
@@ -270,7 +270,7 @@ def _buffer_kinds(
         for node in nodes:
             if node.op == "get_attr" and node in graph.buffer_of:
                 kinds[graph.buffer_of[node]] = BufferKind.PARAMETER
-    for buffer in lowering.beside_the_device():
+    for buffer in lowering.off_device_buffers():
         kinds[buffer] = BufferKind.INPUT
     return kinds
 
@@ -293,7 +293,7 @@ def _is_tuple_node(node: fx.Node) -> bool:
 
 def _mutated_values(node: fx.Node) -> list[Any]:
     """Return the values of arguments that the schema declares as written in place, or that may be written."""
-    if is_foreign(node):  # their schemas are not checked here
+    if is_extension_op(node):  # their schemas are not checked here
         return [leaf.meta.get("val") for leaf in node.all_input_nodes]
     schema = schema_of(node.target)
     if schema is None or not schema.is_mutable:
@@ -349,7 +349,7 @@ def _flops(node: fx.Node) -> int:
     return int(count(*args, **kwargs, out_val=node.meta.get("val")))
 
 
-def _static(size: int | torch.SymInt, what: str) -> int:
+def _static_size(size: int | torch.SymInt, what: str) -> int:
     if isinstance(size, torch.SymInt):
         raise CaptureError(
             f"a tensor has a {what} that changes from call to call ({size}); a byte budget needs fixed shapes: "

@@ -13,7 +13,7 @@ from lmswap.capture.lower import source_line
 from lmswap.runtime.codegen import SegmentGraph
 from lmswap.verify.summary import Result
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def input_names(region: fx.Graph) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def _nearest(node: fx.Node, buffers: Mapping[fx.Node, str]) -> tuple[str, ...]:
     """Return the names of moved buffers from which ``node`` was computed, the nearest first."""
     found: dict[str, None] = {}
     seen, queue = {node}, deque([node])
-    while queue and len(found) < _MOST_NAMED:
+    while queue and len(found) < _MAX_NAMED:
         reached = queue.popleft()
         if reached in buffers:
             found[buffers[reached]] = None

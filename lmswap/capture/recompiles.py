@@ -91,21 +91,21 @@ class Recompiles:
 
     def _many_numbers(self) -> str:
         return (
-            f"{self._model} has been traced {_MANY} times for inputs of the same shapes; {_why()}. {_COSTS}: make a "
-            "number that changes from step to step a tensor (register_buffer, or an argument) and change its value "
-            "in place"
+            f"{self._model} has been traced {_MANY} times for inputs of the same shapes; {_last_recompile_reason()}. "
+            f"{_COSTS}: make a number that changes from step to step a tensor (register_buffer, or an argument) and "
+            "change its value in place"
         )
 
 
-def too_many() -> str:
+def retrace_limit_reason() -> str:
     """Return why a model is not traced any more."""
     return (
-        f"it was traced {MAX_GRAPHS} times, the limit; {_why()}: make a number that changes from "
+        f"it was traced {MAX_GRAPHS} times, the limit; {_last_recompile_reason()}: make a number that changes from "
         "step to step a tensor, and pad inputs to a few shapes"
     )
 
 
-def _why() -> str:
+def _last_recompile_reason() -> str:
     reasons = dynamo.recompile_reasons()
     if not reasons:
         return "TORCH_LOGS=recompiles shows why"

@@ -17,14 +17,16 @@ from torch import fx
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.torch_compat.tracing import FakeTensorMode, ShapeEnv, TracingContext, tracing
 
-_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def has_dynamic_sizes(region: fx.GraphModule) -> bool:
     """Return whether Dynamo's graph of a region takes sizes, besides tensors, that may change in the next call."""
-    return any(isinstance(node.meta.get("example_value"), _OPEN) for node in region.graph.find_nodes(op="placeholder"))
+    return any(
+        isinstance(node.meta.get("example_value"), _SYMBOLIC) for node in region.graph.find_nodes(op="placeholder")
+    )
 
 
 def specialize(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ FLEX_ATTENTION = (
 
 def refuse_streams(region: fx.GraphModule) -> None:
     """Raise CaptureError if Dynamo's graph of a region uses CUDA streams or events: graphs do not keep their order."""
-    if any(_names_stream(node) for node in _nodes(region)):
+    if any(_uses_stream(node) for node in _nodes(region)):
         raise CaptureError(
             "the model's code uses CUDA streams or events: graphs keep no order between streams, saved-tensor hooks "
             'do; with compiler="eager" they serve the model from the first call on'
@@ -56,5 +56,5 @@ def _nodes(region: fx.GraphModule) -> Iterator[fx.Node]:
             yield from part.graph.nodes
 
 
-def _names_stream(node: fx.Node) -> bool:
+def _uses_stream(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), _STREAMS) or str(node.target).startswith("streams.")

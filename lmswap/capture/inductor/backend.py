@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import fx
 
-from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_rewriters
+from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_graph_rewriters
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.inductor.kernel_order import chain_calls, check_order
-from lmswap.capture.numerics.double_backward import watch_gradients
+from lmswap.capture.numerics.double_backward import detect_double_backward
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.errors import CaptureError
@@ -70,13 +70,13 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     Raises:
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
     """
-    refuse_rewriters()
-    own_parameters, arrival = parameters_of(module), GradientOrder()
-    arrival.instrument(module)
+    refuse_graph_rewriters()
+    own_parameters, gradient_order = parameters_of(module), GradientOrder()
+    gradient_order.instrument(module)
     patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
         lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
-        lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
+        lambda handler: _InductorVariant(handler, copy.copy(gradient_order), own_parameters),
         handler,
         _inductors_own,
     )
@@ -91,9 +91,9 @@ def _inductors_own(fake_mode: Any) -> Iterator[None]:
 
 def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
     phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
-    own: _Variant = variant(graph)
+    own: _InductorVariant = variant(graph)
     if phase == "forward":
-        prepare_forward(own.arrival)
+        prepare_forward(own.gradient_order)
     if phase == "inference":
         own.edit_inference(graph)
     if len(results_by_part(graph.graph)) > 1:
@@ -114,16 +114,16 @@ def _as_planned(graph: fx.GraphModule, examples: Sequence[Any], how: dict[str, A
     return compiled
 
 
-class _Variant(Variant):
+class _InductorVariant(Variant):
     """A region that Inductor compiles."""
 
     def __init__(
         self,
         handler: GraphHandler,
-        arrival: GradientOrder,
+        gradient_order: GradientOrder,
         own_parameters: Callable[[fx.Graph], Collection[int]],
     ) -> None:
-        self._handler, self.arrival, self._own_parameters = handler, arrival, own_parameters
+        self._handler, self.gradient_order, self._own_parameters = handler, gradient_order, own_parameters
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """Return ``function``, run in the handler's context."""
@@ -155,7 +155,7 @@ class _Variant(Variant):
         """See `Variant`."""
         parameters = self._own_parameters(forward.graph)
         _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
-        self.arrival.set_parts(results_by_part(backward.graph))
+        self.gradient_order.set_parts(results_by_part(backward.graph))
 
     def edit_inference(self, graph: fx.GraphModule) -> None:
         """Edit a graph without backward in place."""
@@ -164,11 +164,11 @@ class _Variant(Variant):
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
         own = self._handler.own
-        given = [*self.arrival.reorder_inputs(arguments)]
+        given = [*self.gradient_order.reorder_inputs(arguments)]
         own.seconds += perf_counter()
         outputs = compiled(given)
         own.seconds -= perf_counter()
-        watch_gradients(outputs, self._handler.differentiated_twice)
+        detect_double_backward(outputs, self._handler.differentiated_twice)
         return outputs
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.hooks import RemovableHandle
 
-from lmswap.capture.numerics.gradient_gate import End
+from lmswap.capture.numerics.gradient_gate import Edge
 from lmswap.capture.numerics.gradient_order import receiver_of
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
 from lmswap.runtime.partial_backward import PartialResults, Results
@@ -45,20 +45,20 @@ class AccumulationWatch:
         if self._is_reported or not self._positions:
             return partial_results
         node: Any = current_node()
-        ends: dict[int, End] = {position: node.next_functions[position] for position in self._positions}
+        edges: dict[int, Edge] = {position: node.next_functions[position] for position in self._positions}
 
         def look(given: Results) -> Results:
-            for position in given.keys() & ends.keys():
-                self._expect(ends[position], position, given[position])
+            for position in given.keys() & edges.keys():
+                self._expect(edges[position], position, given[position])
             return given
 
         return map(look, partial_results)  # holds none of the gradients
 
-    def _expect(self, end: End, position: int, gradient: Tensor | None) -> None:
-        """Check what ``end`` gets in this backward: ``gradient`` alone, or with others added."""
+    def _expect(self, edge: Edge, position: int, gradient: Tensor | None) -> None:
+        """Check what ``edge`` gets in this backward: ``gradient`` alone, or with others added."""
         if gradient is None:
             return
-        node, number = receiver_of(end, gradient.shape)
+        node, number = receiver_of(edge, gradient.shape)
         if node is None or _is_hooked(node):
             return
         passed, shape, backward = _identity(gradient), tuple(gradient.shape), current_graph_task_id()
@@ -92,7 +92,7 @@ def reorders_view_gradients(joint: fx.Graph, num_outputs: int) -> bool:
         if not hasattr(description, "base_of")  # returned for the views alone
     }
     uses = _Uses(joint, set(filter(_has_gradient, returned)), outputs)
-    bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view(node))
+    bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view_op(node))
     return any(uses.in_eager_order(base) != uses.in_captured_order(base) for base in bases if base.op != "placeholder")
 
 
@@ -112,7 +112,7 @@ class _Uses:
 
         An output's own gradient is first; a view accumulates its gradients before it passes them on.
         """
-        uses = (self.in_eager_order(use) if _is_view(use) else self._number[use] for use in self._of(base))
+        uses = (self.in_eager_order(use) if _is_view_op(use) else self._number[use] for use in self._of(base))
         return _sum([*self._own(base), *uses])
 
     def in_captured_order(self, base: fx.Node) -> _Sum | None:
@@ -124,10 +124,10 @@ class _Uses:
         return [-1 - self._outputs[node]] if node in self._outputs else []
 
     def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
-        return (_sum([*self._inside(use)]) if _is_view(use) else self._number[use] for use in self._of(base))
+        return (_sum([*self._inside(use)]) if _is_view_op(use) else self._number[use] for use in self._of(base))
 
     def _views(self, base: fx.Node) -> Iterable[int]:
-        for view in filter(_is_view, self._of(base)):
+        for view in filter(_is_view_op, self._of(base)):
             yield from self._own(view)
             yield from self._views(view)
 
@@ -146,7 +146,7 @@ def _sum(terms: Iterable[_Sum | None]) -> _Sum | None:
     return (*first, *found[2:])
 
 
-def _is_view(node: fx.Node) -> bool:
+def _is_view_op(node: fx.Node) -> bool:
     """Return whether ``node`` is a view of its input, as one tensor: torch keeps the pieces of `chunk` as they are."""
     return bool(getattr(node.target, "is_view", False)) and isinstance(node.meta.get("val"), Tensor)
 

@@ -60,7 +60,7 @@ def _refuse_node(owner: fx.GraphModule, node: fx.Node) -> None:
     is_reentrant = node.kwargs.get("use_reentrant") is not False  # torch's default is True
     if is_reentrant and node.meta.get(_YIELDS_NONE):
         _refuse(node, "is reentrant and no argument requires a gradient: eager torch passes no gradient through it")
-    effects = _run(owner, node)
+    effects = _effects_of(owner, node)
     if effects.written is not None:
         _refuse(node, f"writes into a buffer or an input ({effects.written}): eager torch does so twice in a step")
     if effects.drawn is not None and node.kwargs.get("preserve_rng_state") is False:
@@ -74,7 +74,7 @@ def _refuse(node: fx.Node, does: str) -> None:
     )
 
 
-def _run(owner: fx.GraphModule, node: fx.Node) -> _Effects:
+def _effects_of(owner: fx.GraphModule, node: fx.Node) -> _Effects:
     """Return the effects of a checkpoint's region, run once on fake tensors."""
     body, *given = node.args
     region = owner.get_submodule(body.target)  # type: ignore[union-attr, arg-type]

@@ -67,7 +67,7 @@ def may_differ(node: fx.Node) -> bool:
     inputs = [value for given in node.all_input_nodes for value in tensors(given.meta["val"])]
     if len({value.dtype for value in inputs if value.is_floating_point()}) > 1:
         return True
-    if all(map(_is_whole, inputs)):
+    if all(map(_covers_storage, inputs)):
         return False
     # Traces of views and pointwise operators derive strides by the same rules, except for dimensions of size 1.
     is_ruled = node.target.is_view or torch.Tag.pointwise in node.target.tags
@@ -80,7 +80,7 @@ def _trace(node: fx.Node) -> bool:
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
         value = target(*args, **kwargs)
-    if not _is_view(node, value) and not any(
+    if not _shares_input_memory(node, value) and not any(
         map(_is_placed_differently, tensors(value), tensors(node.meta.get("val")))
     ):
         return False
@@ -91,7 +91,7 @@ def _trace(node: fx.Node) -> bool:
 def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Set ``node``'s fakes to the metadata of ``made``; return whether they differed."""
     traced = tensors(node.meta.get("val"))  # empty if an operator returns nothing
-    is_view = _is_view(node, node.meta.get("val"))
+    is_view = _shares_input_memory(node, node.meta.get("val"))
     if len(made) != len(traced) or not any(map(_differs if is_view else _is_placed_differently, made, traced)):
         return False
     real = iter(made)
@@ -109,14 +109,14 @@ def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _is_view(node: fx.Node, value: Any) -> bool:
+def _shares_input_memory(node: fx.Node, value: Any) -> bool:
     """Return whether ``value`` shares the memory of an input of ``node``."""
     given = [tensor for other in node.all_input_nodes for tensor in tensors(other.meta["val"])]
     storages = {storage_id(tensor.untyped_storage()) for tensor in given}
     return any(storage_id(tensor.untyped_storage()) in storages for tensor in tensors(value))
 
 
-def _is_whole(value: torch.Tensor) -> bool:
+def _covers_storage(value: torch.Tensor) -> bool:
     """Return whether ``value`` is contiguous and covers its storage."""
     is_all = value.untyped_storage().nbytes() == value.numel() * value.element_size()
     return is_all and value.stride() == make_contiguous_strides_for(value.shape)

@@ -22,36 +22,36 @@ from lmswap.torch_compat.dynamo import untraced
 Gradients = tuple[Tensor | None, ...]
 
 
-def watch_gradients(
-    outputs: Iterable[Any], notice: Callable[[], str], arrive: Callable[[Gradients], None] | None = None
+def detect_double_backward(
+    outputs: Iterable[Any], message: Callable[[], str], note_arriving: Callable[[Gradients], None] | None = None
 ) -> None:
-    """Call ``notice`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
+    """Call ``message`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
 
     Args:
         outputs: of one call of a graph.
-        notice: returns the message of the DoubleBackward that is raised when those gradients are differentiated; for a
-            batch of gradients (is_grads_batched) it is raised at once.
-        arrive: gets the gradients of each backward before it runs.
+        message: returns the message of the DoubleBackward that is raised when those gradients are differentiated;
+            for a batch of gradients (is_grads_batched) it is raised at once.
+        note_arriving: gets the gradients of each backward before it runs.
     """
     node = next(filter(None, map(captured_node, outputs)), None)
     if node is None:
         return
 
     def begins(given: Gradients) -> None:
-        if arrive is not None:
-            arrive(given)
+        if note_arriving is not None:
+            note_arriving(given)
         if torch.is_grad_enabled():
             # A batch of gradients (legacy vmap) is differentiated below its wrapper, where no node of ours would be.
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
-                raise DoubleBackward(notice())
+                raise DoubleBackward(message())
             # Registered only now: for a post hook autograd keeps the node's inputs until it has run.
             running: Any = current_node()  # `node` in a closure of its own hook would be a cycle
             handles.append(running.register_hook(ran))
 
     def ran(gradients: Gradients, _: Gradients) -> Gradients:
         handles.pop().remove()
-        sentence = notice()
-        apply: Callable[[Tensor, str], Tensor] = _Once.apply
+        sentence = message()
+        apply: Callable[[Tensor, str], Tensor] = _NotDifferentiable.apply
         return tuple(None if gradient is None else apply(_differentiable(gradient), sentence) for gradient in gradients)
 
     handles: list[Any] = []
@@ -68,7 +68,7 @@ def _differentiable(gradient: Tensor) -> Tensor:
     return gradient if gradient.requires_grad else gradient.detach().requires_grad_()
 
 
-class _Once(torch.autograd.Function):
+class _NotDifferentiable(torch.autograd.Function):
     """An identity that refuses to be differentiated."""
 
     @staticmethod

@@ -22,7 +22,7 @@ from lmswap.errors import CaptureError
 from lmswap.runtime.partial_backward import PartialResults, collect
 from lmswap.torch_compat.autograd import current_node, disable_autocast, forward_class, will_execute
 
-End = tuple[Any, int]  # the autograd node that takes a gradient, or None, and its input's number
+Edge = tuple[Any, int]  # the autograd node that takes a gradient, or None, and its input's number
 
 
 class _Gate(torch.autograd.Function):
@@ -48,7 +48,7 @@ def insert_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return apply(*tensors)
 
 
-class _Backward:
+class _RunningBackward:
     """One run of a region's backward, whose gradients gates take."""
 
     def __init__(self, partial_results: PartialResults, wanted: dict[int, list[int | None]]) -> None:
@@ -81,16 +81,16 @@ def dispatch_gradients(partial_results: PartialResults, num_results: int) -> Seq
     gates = _gates(num_results)
     if not gates:
         return collect(partial_results)
-    running = _Backward(partial_results, {id(gate): wanted for gate, wanted in gates.items()})
+    running = _RunningBackward(partial_results, {id(gate): wanted for gate, wanted in gates.items()})
     for gate in gates:
         gate.running = running
     return [None] * num_results
 
 
-def skip_gate(end: End) -> End:
-    """Return the node that gets what ``end`` is given, after a gate if there is one."""
-    node, number = end
-    behind: End = node.next_functions[number] if _is_gate(node) else end
+def skip_gate(edge: Edge) -> Edge:
+    """Return the node that gets what ``edge`` is given, after a gate if there is one."""
+    node, number = edge
+    behind: Edge = node.next_functions[number] if _is_gate(node) else edge
     return behind
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
-from lmswap.capture.numerics.gradient_gate import End, insert_gate, skip_gate
+from lmswap.capture.numerics.gradient_gate import Edge, insert_gate, skip_gate
 from lmswap.torch_compat.autograd import hooks_after_accumulation, hooks_before_accumulation, sequence_number
 
 
@@ -31,9 +31,9 @@ def is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def receiver_of(end: End, shape: torch.Size) -> End:
-    """Return the node that takes a gradient of ``shape`` from ``end``, after the nodes inserted by `GradientOrder`."""
-    node, number = skip_gate(end)
+def receiver_of(edge: Edge, shape: torch.Size) -> Edge:
+    """Return the node that takes a gradient of ``shape`` from ``edge``, after the nodes inserted by `GradientOrder`."""
+    node, number = skip_gate(edge)
     if node is not None and node.name() == "ExpandBackward0":
         (following, _), *_ = node.next_functions
         if getattr(getattr(following, "variable", None), "shape", None) == shape:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmswap.capture.numerics.random_ops import draw_in_place
+from lmswap.capture.numerics.random_ops import bernoulli_in_place
 from lmswap.torch_compat.dynamo import ConstantVariable, replaced_handlers
 from lmswap.torch_compat.operators import own_python_kernels
 
@@ -47,7 +47,7 @@ def no_dynamo_decompositions() -> Iterator[None]:
 @contextmanager
 def no_python_kernels() -> Iterator[None]:
     """Make traces contain the operators that eager torch runs."""
-    with own_python_kernels({_BERNOULLI: draw_in_place, _CUDNN_BATCH_NORM: _normalize}, keep=_UNDECLARED_WRITERS):
+    with own_python_kernels({_BERNOULLI: bernoulli_in_place, _CUDNN_BATCH_NORM: _normalize}, keep=_UNDECLARED_WRITERS):
         yield
 
 

@@ -19,7 +19,9 @@ from lmswap.torch_compat.operators import schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 
 
-def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+def bernoulli_in_place(
+    memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """Return what ``memory.bernoulli_(p)`` returns, which eager dropout calls, by an op that a trace can contain.
 
     Raises:
@@ -32,7 +34,7 @@ def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Gene
 
 
 def functionalize_random_ops(joint: fx.Graph) -> None:
-    """Make the ops that `draw_in_place` traced functional: remove the copies and the memory that they fill."""
+    """Make the ops that `bernoulli_in_place` traced functional: remove the copies and the memory that they fill."""
     for node in list(joint.nodes):
         if node.target is not ops.bernoulli:
             continue
@@ -70,7 +72,7 @@ def insert_rng_reads(forward: fx.Graph) -> None:
     `lmswap.rewrite` removes those that no recomputation uses.
     """
     for node in list(forward.nodes):
-        device = _drawn_on(node)
+        device = _rng_device(node)
         if device is None:
             continue
         with forward.inserting_before(node):
@@ -93,7 +95,7 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
-def _drawn_on(node: fx.Node) -> torch.device | None:
+def _rng_device(node: fx.Node) -> torch.device | None:
     """Return the device whose default generator the op uses, if it is random."""
     if node.op != "call_function" or not is_random(node):
         return None

@@ -30,7 +30,7 @@ from lmswap.torch_compat.tensors import suggest_memory_format
 
 _log = logging.getLogger(__name__)
 # Operators whose backward formula makes this argument, a gradient, contiguous.
-_LAID_OUT = {
+_MADE_CONTIGUOUS = {
     torch.ops.aten.native_group_norm_backward.default: 0,
     torch.ops.aten._cdist_backward.default: 0,
     torch.ops.aten._weight_norm_interface_backward.default: 0,
@@ -59,9 +59,9 @@ def restore_layout_ops(joint: fx.Graph) -> None:
             node.target = torch.ops.aten.reshape.default
         if getattr(node.target, "is_view", False) and not as_they_come.isdisjoint(node.all_input_nodes):
             as_they_come.add(node)
-        position = _LAID_OUT.get(node.target)
+        position = _MADE_CONTIGUOUS.get(node.target)
         if position is not None and node.args[position] in as_they_come:
-            _lay_out(joint, node, position)
+            _make_contiguous(joint, node, position)
 
 
 def refresh_tangent_strides(joint: fx.Graph) -> set[fx.Node]:
@@ -82,7 +82,7 @@ def refresh_tangent_strides(joint: fx.Graph) -> set[fx.Node]:
     return changed
 
 
-def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
+def _make_contiguous(joint: fx.Graph, node: fx.Node, position: int) -> None:
     """Make that argument of ``node`` contiguous in its memory format: no copy where it is."""
     gradient: Any = node.args[position]
     fake = gradient.meta["val"]

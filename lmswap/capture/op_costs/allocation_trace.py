@@ -19,7 +19,7 @@ from lmswap.ir.costs import Piece
 from lmswap.torch_compat.caching_allocator import end_history, is_history_recorded, record_history, recorded_events
 from lmswap.torch_compat.tensors import storage_id
 
-_MOST_EVENTS = 10_000  # of one op; the most seen are 40, in the backward of an embedding
+_MAX_EVENTS = 10_000  # of one op; the most seen are 40, in the backward of an embedding
 
 
 def trace_allocations(
@@ -31,7 +31,7 @@ def trace_allocations(
     """
     if is_history_recorded():
         return None
-    record_history(_MOST_EVENTS)
+    record_history(_MAX_EVENTS)
     try:
         made = run()
         events = recorded_events(device)

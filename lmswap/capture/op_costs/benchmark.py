@@ -17,10 +17,10 @@ from torch import fx
 from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.check_schema import check_schema
 from lmswap.capture.interrupts import raise_interrupt
-from lmswap.capture.lower import is_foreign, source_line, tensors
+from lmswap.capture.lower import is_extension_op, source_line, tensors
 from lmswap.capture.numerics.random_ops import is_random
 from lmswap.capture.op_costs.allocation_trace import trace_allocations
-from lmswap.capture.op_costs.synthetic_inputs import Examples, has_no_tensor_results, seed_ops
+from lmswap.capture.op_costs.synthetic_inputs import SyntheticInputs, has_no_tensor_results, seed_ops
 from lmswap.capture.op_costs.trials import Trial, time_on_cpu, time_on_gpu
 from lmswap.errors import CaptureError, DriverError
 from lmswap.hardware.memory import DeviceMemory
@@ -66,8 +66,8 @@ class OpProfiler:
     ) -> None:
         """``meter`` measures the device's memory; ``estimate`` serves ops that cannot be run; ``note`` reports such."""
         self._device, self._meter, self._estimate, self._note = device, meter, estimate, note
-        self._known: dict[Any, _Measured] = {}
-        self._examples = Examples()
+        self._measured_by_signature: dict[Any, _Measured] = {}
+        self._synthetic_inputs = SyntheticInputs()
 
     def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
         """Return seconds and scratch bytes of each op; ops that reject synthetic inputs get their roofline estimate.
@@ -82,11 +82,15 @@ class OpProfiler:
             None if op.is_view or op.target == LOSS else _signature(node)
             for op, node in zip(program.ops, nodes, strict=True)
         ]
-        to_time = {key: estimated.seconds[index] for index, key in enumerate(keys) if key and key not in self._known}
+        to_time = {
+            key: estimated.seconds[index]
+            for index, key in enumerate(keys)
+            if key and key not in self._measured_by_signature
+        }
         num_timed, timed_seconds, all_seconds = 0, 0.0, sum(to_time.values())
         seconds: list[float] = []
         pieces: list[tuple[Piece, ...]] = []
-        with self._alone():
+        with self._isolated():
             for op, node, key in zip(program.ops, nodes, keys, strict=True):
                 if op.target == LOSS:
                     seconds.append(0.0)
@@ -102,7 +106,7 @@ class OpProfiler:
 
     def output_metadata(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
         """Return the tensors that an op makes, without their memory; None if it rejects synthetic inputs."""
-        with self._alone():
+        with self._isolated():
             return self._measure(node).made
 
     def is_deterministic(self, node: fx.Node) -> bool:
@@ -116,11 +120,11 @@ class OpProfiler:
         schema = schema_of(node.target)
         if schema is not None and schema.is_mutable:  # a repeated run would read other values
             return False
-        with self._alone():
+        with self._isolated():
             return self._measure(node).repeats
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _isolated(self) -> Iterator[None]:
         """Run ops for real in the middle of a trace, without effects on it."""
         on_gpu = self._device.type == "cuda"
         with (
@@ -135,10 +139,10 @@ class OpProfiler:
         for maker in seed_ops(node):
             self._measure(maker)
         key = key or _signature(node)
-        if key not in self._known:
-            self._known[key] = _NOTHING if has_no_tensor_results(node) else self._run(node)
-        self._examples.record_devices(node, self._known[key].devices)
-        return self._known[key]
+        if key not in self._measured_by_signature:
+            self._measured_by_signature[key] = _NOTHING if has_no_tensor_results(node) else self._run(node)
+        self._synthetic_inputs.record_devices(node, self._measured_by_signature[key].devices)
+        return self._measured_by_signature[key]
 
     def _run(self, node: fx.Node) -> _Measured:
         if str(node.target) in _LOOPS:
@@ -159,9 +163,9 @@ class OpProfiler:
         return self._too_large(node)
 
     def _try(self, node: fx.Node) -> _Measured:
-        args, kwargs = self._examples.arguments(node)
+        args, kwargs = self._synthetic_inputs.arguments(node)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
-        if is_foreign(node):
+        if is_extension_op(node):
             check_schema(node, args, kwargs)
         if self._device.type == "cpu":
             trial = time_on_cpu(lambda: target(*args, **kwargs), self._meter)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lmswap.capture.lower import is_foreign, tensors
+from lmswap.capture.lower import is_extension_op, tensors
 from lmswap.runtime.codegen import is_projection, value_of
 from lmswap.torch_compat.operators import schema_of
 from lmswap.torch_compat.pytree import tree_map_only
@@ -26,7 +26,7 @@ _PATTERN = 2**16
 
 def has_no_tensor_results(node: fx.Node) -> bool:
     """Return whether an op neither makes nor writes tensors: it depends on the values of its inputs only."""
-    is_mutable = is_foreign(node) or getattr(schema_of(node.target), "is_mutable", False)
+    is_mutable = is_extension_op(node) or getattr(schema_of(node.target), "is_mutable", False)
     return not is_mutable and not tensors(node.meta.get("val"))
 
 
@@ -41,7 +41,7 @@ def seed_ops(node: fx.Node) -> list[fx.Node]:
     return makers
 
 
-class Examples:
+class SyntheticInputs:
     """Makes tensors like a graph's fake ones, on the devices where ops really return them."""
 
     def __init__(self) -> None:

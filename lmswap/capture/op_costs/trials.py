@@ -25,7 +25,7 @@ from lmswap.verify.bitwise import bitwise_equal
 _TWICE_FROM_SECONDS = 0.05
 _REPEATS = 3
 _CLOSE = 0.9  # a run that takes at least this share of the previous one was warm
-_MOST_FILLS = 64  # before a launch: 2 ms of an H100; an op that waits for the device is never queued in time
+_MAX_FILLS = 64  # before a launch: 2 ms of an H100; an op that waits for the device is never queued in time
 _HOST_MARGIN = 3  # factor on the host's measured time
 
 
@@ -94,7 +94,7 @@ def seconds_by_events(run: Callable[[], Any], device: torch.device, num_launches
     """Return the op's seconds on the device, without the ``host_seconds`` for queueing it."""
     fill = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
     fill_seconds = _between_events(fill.zero_)()
-    num_fills = min(_MOST_FILLS, 1 + int(_HOST_MARGIN * host_seconds / max(fill_seconds, 1e-6)))
+    num_fills = min(_MAX_FILLS, 1 + int(_HOST_MARGIN * host_seconds / max(fill_seconds, 1e-6)))
     launches = []
     for _ in range(num_launches):
         for _ in range(num_fills):
@@ -125,12 +125,12 @@ def _in_autograds_thread(run: Callable[[], Any], device: torch.device) -> Any:
     made: list[Any] = []
     with torch.inference_mode(False), torch.enable_grad():
         start = torch.zeros((), device=device, requires_grad=True)
-        backward: Callable[..., torch.Tensor] = _Backward.apply
+        backward: Callable[..., torch.Tensor] = _CallInBackward.apply
         backward(start, lambda: made.append(run())).backward()  # type: ignore[no-untyped-call]
     return made.pop()
 
 
-class _Backward(torch.autograd.Function):
+class _CallInBackward(torch.autograd.Function):
     """Calls a function when the backward reaches it."""
 
     @staticmethod

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmswap.capture.numerics.double_backward import watch_gradients
+from lmswap.capture.numerics.double_backward import detect_double_backward
 from lmswap.errors import DoubleBackward
 
 
@@ -30,7 +30,7 @@ def test_a_penalty_on_gradients_is_refused_and_never_left_out(monkeypatch, is_di
     monkeypatch.setattr("lmswap.runtime.codegen.is_captured", lambda node: "Compiled" in node.name())
     x = torch.rand(4, requires_grad=True)
     output = Compiled.apply(x)
-    watch_gradients([output], lambda: "not twice")
+    detect_double_backward([output], lambda: "not twice")
     loss = output.sum()
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     assert torch.equal(gradient, x.exp())
