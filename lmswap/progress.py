@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 1.0
 _REDRAWN_SECONDS = 0.5  # on a terminal
 _REPEATED_FACTOR = 10  # elsewhere: after 1, 10, 100 ... seconds
 _LONG_SECONDS = 3.0  # shorter waits end without a summary
-_LEAST_SHARE = 0.05  # of a stage; before that, the seconds left would be a guess
+_MIN_SHARE = 0.05  # of a stage; before that, the seconds left would be a guess
 _NO_STAGE = nullcontext()
 
 
@@ -91,7 +91,7 @@ class _Wait:
         self._seconds: dict[str, float] = {}  # by stage
         self._remembered_seconds = 0.0
         self.progress: tuple[int, int, float] | None = None  # of the stage: done, of how many, the share of its work
-        self._is_over = threading.Event()
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._report, name="lmswap wait", daemon=True)
         self._thread.start()
 
@@ -112,7 +112,7 @@ class _Wait:
     def end(self) -> None:
         """End the wait; print the summary if it was long."""
         self._count()
-        self._is_over.set()
+        self._has_ended.set()
         self._thread.join()
         seconds = time.monotonic() - self._started
         is_long = seconds >= _LONG_SECONDS
@@ -134,7 +134,7 @@ class _Wait:
 
     def _report(self) -> None:
         waited_seconds = _PATIENCE_SECONDS
-        while not self._is_over.wait(waited_seconds):
+        while not self._has_ended.wait(waited_seconds):
             self._has_reported = True
             is_terminal = _is_terminal()
             _write(self._now(), is_whole=not is_terminal)
@@ -149,7 +149,7 @@ class _Wait:
             return f"{self._what}{doing} ... ({now - self._started:.0f} s)"
         count, total, share = progress
         left = ""
-        if share >= _LEAST_SHARE:
+        if share >= _MIN_SHARE:
             left = f", about {max(1.0, (now - under_way.started) * (1 - share) / share):.0f} s left"
         return f"{self._what}{doing} {count}/{total}{left}"
 

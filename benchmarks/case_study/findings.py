@@ -13,7 +13,7 @@ from benchmarks.unet3d.measured import Run
 from benchmarks.unet3d.scores import REGIONS, subject_means
 from lmswap.profiling.figures import Figures
 
-_MOST_STALLS = 8
+_MAX_STALLS = 8
 # Shorter stalls cost nothing: compute waits on every copy, and that alone takes some microseconds.
 _SHARE_OF_STEP = 0.001
 
@@ -157,7 +157,7 @@ def stall_table(results: Results) -> Table | None:
             continue
         run = runs[-1]
         assert run.figures is not None
-        for stall in run.stalls[:_MOST_STALLS]:
+        for stall in run.stalls[:_MAX_STALLS]:
             if stall.seconds < _SHARE_OF_STEP * run.figures.window_seconds:
                 continue
             why = "its bytes were not swapped in" if stall.lane == "in" else "its memory was not free yet"
@@ -171,7 +171,7 @@ def stall_table(results: Results) -> Table | None:
         "Which ops stall, and why",
         ("ratio", "op", "source", "waits for", "why", "ms a step"),
         tuple(rows),
-        f"The {_MOST_STALLS} longest over each link in the last repeat, of {percent(_SHARE_OF_STEP)} of the step and "
+        f"The {_MAX_STALLS} longest over each link in the last repeat, of {percent(_SHARE_OF_STEP)} of the step and "
         "more." + "".join(_where_time_goes(results.links, link) for link in results.links.links),
     )
 

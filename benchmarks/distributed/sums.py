@@ -25,7 +25,7 @@ BUCKET_BYTES = 25 * 2**20
 # Two ranks that sum the smallest hand 4 KiB to each other, as 256 do of the first bucket, of 1 MiB.
 _SIZES = (2**13, 2**17, 2**20, 5 * 2**20, BUCKET_BYTES)
 _BURST_SECONDS = 0.25  # of sums alone; beside compute they take longer
-_LEAST_FACTOR = 0.05
+_MIN_FACTOR = 0.05
 
 
 class SumProbe:
@@ -115,4 +115,4 @@ class _Burst:
 
 def _factor(share: float) -> float:
     """Measurements are noisy, and a factor is more than 0 and at most 1."""
-    return min(1.0, max(_LEAST_FACTOR, share))
+    return min(1.0, max(_MIN_FACTOR, share))

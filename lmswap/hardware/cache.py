@@ -22,7 +22,7 @@ from lmswap.ir.json_io import as_json
 
 _log = logging.getLogger(__name__)
 
-_MOST_BYTES = 256 * 2**20  # of files of one kind; a plan takes some 0.1 to 5 MiB
+_MAX_BYTES = 256 * 2**20  # of files of one kind; a plan takes some 0.1 to 5 MiB
 _WRITABLE_BY_OTHERS = 0o022  # by a group, too: its members may change
 
 
@@ -48,7 +48,7 @@ class CacheFile:
             OSError: it cannot be read, or is a symbolic link.
         """
         try:
-            data = json.loads(_read_own(self.path)) if self.path else None
+            data = json.loads(_read_if_owned(self.path)) if self.path else None
         except FileNotFoundError:
             return None
         except RecursionError as error:
@@ -65,7 +65,7 @@ class CacheFile:
             return
         try:
             _make_private(self.path.parent)
-            _check_own(self.path.parent)
+            _check_ownership(self.path.parent)
             _replace(self.path, as_json({**data, "key": self.key}))
             _remove_oldest(self.path)
         except (OSError, ValueError) as error:
@@ -73,17 +73,17 @@ class CacheFile:
 
 
 def _remove_oldest(written: Path) -> None:
-    """Removes the oldest files of the kind of ``written`` beyond `_MOST_BYTES`."""
+    """Removes the oldest files of the kind of ``written`` beyond `_MAX_BYTES`."""
     kept_bytes, kind = 0, written.name.rpartition("-")[0]
     files = [(path, path.stat()) for path in written.parent.glob(f"{kind}-*.json")]
     for path, status in sorted(files, key=lambda file: (file[0] != written, -file[1].st_mtime_ns)):
         kept_bytes += status.st_size
-        if kept_bytes > _MOST_BYTES and path != written:
+        if kept_bytes > _MAX_BYTES and path != written:
             path.unlink(missing_ok=True)
 
 
-def _read_own(path: Path) -> str:
-    _check_own(path.parent)
+def _read_if_owned(path: Path) -> str:
+    _check_ownership(path.parent)
     # O_NONBLOCK: opening a pipe would wait for its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, encoding="utf-8") as file:
@@ -93,7 +93,7 @@ def _read_own(path: Path) -> str:
         return file.read()
 
 
-def _check_own(directory: Path) -> None:
+def _check_ownership(directory: Path) -> None:
     """Raises ValueError if others may write in the directory, or own it or a link to it."""
     for status in (directory.lstat(), directory.stat()):
         if status.st_uid != os.geteuid():
@@ -132,7 +132,7 @@ def cache_directory() -> Path | None:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmswap"
     except RuntimeError:  # neither $HOME nor an entry in passwd, as in a container with its user id
-        _warn_of_no_home()
+        _warn_no_home()
         return None
 
 
@@ -142,7 +142,7 @@ def remembers() -> bool:
 
 
 @cache
-def _warn_of_no_home() -> None:
+def _warn_no_home() -> None:
     _log.warning(
         "user %d has no home: the next process will measure and plan afresh; set LMSWAP_CACHE_DIR", os.geteuid()
     )

@@ -87,31 +87,31 @@ def _refusal(path: str) -> str | None:
     if not is_path(path):
         return f"'{path}' is not a path of UTF-8"
     try:
-        return _fault(path)
+        return _obstacle(path)
     except OSError as error:
         return f"'{path}' cannot be used: {error.strerror}"
 
 
-def _fault(path: str) -> str | None:
+def _obstacle(path: str) -> str | None:
     if not Path(path).is_dir():
         return f"'{path}' is not a directory"
     if not os.access(path, os.W_OK | os.X_OK):
         return f"'{path}' is not writable"
-    if _is_open_to_all(path):
+    if _is_world_writable(path):
         return f"'{path}' is open to all users, who may change what is in it (chmod 700 or 1777 it)"
     found = describe_directory(path)
-    if found.is_memory or _keeps_pages(path):
+    if found.is_memory or _keeps_page_cache(path):
         return f"'{path}' is memory, not a disk ({found.filesystem})"
     return None
 
 
-def _is_open_to_all(path: str) -> bool:
+def _is_world_writable(path: str) -> bool:
     """Whether all users may change its files; the engine rejects that too, here another directory is tried."""
     mode = Path(path).stat().st_mode
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
-def _keeps_pages(path: str) -> bool:
+def _keeps_page_cache(path: str) -> bool:
     """Whether a synced file remains in the page cache despite POSIX_FADV_DONTNEED, so that no disk holds its bytes.
 
     An overlay's name does not identify the file system below, which a container cannot look up. The file's second page

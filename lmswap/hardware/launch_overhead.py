@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from lmswap.runtime.engine import SwapEngine
 
 # Together fewer than the 1,024 entries of a CUDA queue: a full one makes the host wait for the device.
-_OPS, _TRIPS = 200, 32
+_OPS, _ROUND_TRIPS = 200, 32
 _REPEATS = 9
-_NBYTES = 4096  # of a copy: negligible
+_COPY_BYTES = 4096  # of a copy: negligible
 
 
 def measure_host(device: torch.device, tier: str, where: str) -> Host:
@@ -39,12 +39,12 @@ def measure_host(device: torch.device, tier: str, where: str) -> Host:
 
     native = _C.Engine(driver="cuda", device=device.index or 0)
     engine = SwapEngine(device, native, device_memory(device), describe=lambda buffer: (str(buffer), ""))
-    small = torch.ones(_NBYTES, dtype=torch.uint8, device=device)
+    small = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
     try:
-        open_tier(native, tier, _TRIPS * _NBYTES, where)
-        native.reserve(tier, _TRIPS * _NBYTES)
+        open_tier(native, tier, _ROUND_TRIPS * _COPY_BYTES, where)
+        native.reserve(tier, _ROUND_TRIPS * _COPY_BYTES)
         op_seconds = _seconds(device, lambda: _run_ops(small)) / _OPS
-        copy_seconds = _seconds(device, lambda: _make_trips(engine, tier, small)) / (2 * _TRIPS)
+        copy_seconds = _seconds(device, lambda: _make_round_trips(engine, tier, small)) / (2 * _ROUND_TRIPS)
     finally:
         engine.close()
     return Host(op_seconds, copy_seconds)
@@ -69,17 +69,17 @@ def _run_ops(small: torch.Tensor) -> None:
         small.add(small)
 
 
-def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
+def _make_round_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
     """Copies ``x`` out and in with the ops of graphs."""
     from lmswap.runtime import ops
 
     kernels = (ops.swap_out_start, ops.swap_out_wait, ops.swap_in_start, ops.swap_in_wait, ops.view_bytes)
     out_start, out_done, in_start, in_done, view_bytes = (ops.COPIES[kernel] for kernel in kernels)
     shape, stride = list(x.shape), list(x.stride())
-    for number in range(_TRIPS):
-        token = out_start(x, engine.number, 0, tier, number * _NBYTES, None, x.dtype, shape, stride)
+    for number in range(_ROUND_TRIPS):
+        token = out_start(x, engine.number, 0, tier, number * _COPY_BYTES, None, x.dtype, shape, stride)
         out_done(token, x, engine.number)
-        flat = in_start(token, engine.number, 0, _NBYTES, x.device)
+        flat = in_start(token, engine.number, 0, _COPY_BYTES, x.device)
         flat = in_done(flat, token, engine.number)
         view_bytes(flat, x.dtype, shape, stride, 0, False, False)
     engine.native.take_records()

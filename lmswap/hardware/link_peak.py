@@ -105,12 +105,12 @@ def _peak(device: torch.device, measured: _Copies, opposite: _Copies, compute: C
 
     alone_seconds = median(lambda: None)
     both_seconds = median(lambda: opposite.queue(2 * (_COPIES + _WARM_UP_COPIES)))
-    busy_seconds, compute_factor = _beside_compute(device, measured, compute, alone_seconds)
+    busy_seconds, compute_factor = _while_computing(device, measured, compute, alone_seconds)
     moved_bytes = _COPIES * _COPY_BYTES
     return PeakRate(moved_bytes / alone_seconds, moved_bytes / both_seconds, moved_bytes / busy_seconds, compute_factor)
 
 
-def _beside_compute(
+def _while_computing(
     device: torch.device, measured: _Copies, compute: Callable[[int], float], alone_seconds: float
 ) -> tuple[float, float]:
     """Seconds of the copies while ``compute`` runs, and the share of its speed that ``compute`` keeps."""

@@ -33,7 +33,7 @@ def num_local_processes() -> int:
     return next(filter(None, map(_local_size, _LOCAL_SIZES)), 1)
 
 
-def may_have_neighbours() -> bool:
+def may_have_local_ranks() -> bool:
     """Whether several processes train together, and no launcher reports how many are on this machine."""
     from torch import distributed
 

@@ -20,7 +20,7 @@ from lmswap.hardware.host_memory import read_host_memory
 from lmswap.hardware.launch_overhead import measure_host
 from lmswap.hardware.link import HostLink, find_gpu, read_host_link
 from lmswap.hardware.local_ranks import LocalRanks, num_local_processes
-from lmswap.hardware.microbench import large_enough
+from lmswap.hardware.microbench import smallest_long_enough
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import MEASURED_BYTES, measure_link
 from lmswap.ir.machine import SCHEMA, Link, Machine, Rate, Tier, slowest, slowest_host
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 # Longer would not help: three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes
 # apart.
 _COMPUTE_SECONDS = 0.1
-_LEAST_RUNS = 3
+_MIN_RUNS = 3
 # Shares for all processes of a machine that train together. The kernel cannot reclaim pinned pages; the rest is for
 # data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
@@ -63,7 +63,7 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
     """
     where = locate_tier(device, tier, where)
     cache = _cache_file(device, tier, where)
-    machine = None if refresh else _remembered(cache)
+    machine = None if refresh else _cached_or_measured(cache)
     if machine is None:
         once = "once for each number of threads" if device.type == "cpu" else "once for this machine"
         with reported(f"measuring {device} and its {tier} tier, {once}"):
@@ -80,7 +80,7 @@ def assume_machine(device: torch.device, tier: str, where: str) -> Machine:
     From the cache if an earlier process has measured them, else with assumed rates.
     """
     info, room_bytes = describe_device(device), tier_capacity(device, tier, where)
-    if (machine := _remembered(_cache_file(device, tier, where))) is not None:
+    if (machine := _cached_or_measured(_cache_file(device, tier, where))) is not None:
         return replace(machine, tiers=(replace(machine.tier(tier), capacity_bytes=room_bytes),))
     rate = Rate.constant(_ASSUMED_LINK_BYTES)
     return Machine(
@@ -136,7 +136,7 @@ def describe_share(device: torch.device, tier: str, where: str | None, node: Loc
     machines = [Machine.from_json(text) for text in alone]
     place = locate_tier(device, tier, where)
     cache = _cache_file(device, tier, place, num_ranks=node.count)
-    known = _remembered(cache)
+    known = _cached_or_measured(cache)
     is_known = all(node.gather("is known", lambda: "yes" if known else ""))
 
     def measure_at_once() -> str:
@@ -229,7 +229,7 @@ def _flops_per_second(device: torch.device) -> float:
         out = torch.empty_like(left)
         return _best_seconds(device, lambda: torch.mm(left, left, out=out))
 
-    size, seconds = large_enough((2048, 4096, 8192) if device.type == "cuda" else (1024,), seconds_of)
+    size, seconds = smallest_long_enough((2048, 4096, 8192) if device.type == "cuda" else (1024,), seconds_of)
     return 2 * size**3 / seconds
 
 
@@ -243,7 +243,7 @@ def _copied_bytes_per_second(device: torch.device) -> float:
         return _best_seconds(device, lambda: target.copy_(source))
 
     # Larger than a GPU's caches.
-    nbytes, seconds = large_enough((2**26, 2**28) if device.type == "cuda" else (2**26,), seconds_of)
+    nbytes, seconds = smallest_long_enough((2**26, 2**28) if device.type == "cuda" else (2**26,), seconds_of)
     return 2 * nbytes / seconds
 
 
@@ -273,7 +273,7 @@ def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
 
     timed()  # warms up
     until = time.perf_counter() + _COMPUTE_SECONDS
-    best = min(timed() for _ in range(_LEAST_RUNS))
+    best = min(timed() for _ in range(_MIN_RUNS))
     while time.perf_counter() < until:
         best = min(best, timed())
     return best
@@ -293,7 +293,7 @@ def _cache_file(device: torch.device, tier: str, where: str, *, num_ranks: int =
     return CacheFile.locate("machine", key)
 
 
-def _remembered(cache: CacheFile) -> Machine | None:
+def _cached_or_measured(cache: CacheFile) -> Machine | None:
     try:
         data = cache.read()
         return Machine.from_json(json.dumps(data)) if data is not None else None

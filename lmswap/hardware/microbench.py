@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 _CHANNELS = 32
 # 18 ms on two cores at 340 GFLOP/s; the largest takes 4 ms on an H200 at 30 TFLOP/s.
 _SIDES = {"cpu": (48,), "cuda": (32, 64, 128)}
-_LEAST_SECONDS = 3e-3  # compared with it a launch, some 10 us, is negligible
+_MIN_SECONDS = 3e-3  # compared with it a launch, some 10 us, is negligible
 
 
-def large_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tuple[int, float]:
-    """The first of ascending ``sizes`` that runs for `_LEAST_SECONDS`, else the largest that fits in memory.
+def smallest_long_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tuple[int, float]:
+    """The first of ascending ``sizes`` that runs for `_MIN_SECONDS`, else the largest that fits in memory.
 
     Returns:
         The size, and the seconds of one run.
@@ -29,7 +29,7 @@ def large_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tu
     size, *larger = sizes
     seconds = seconds_of(size)
     for more in larger:
-        if seconds >= _LEAST_SECONDS:
+        if seconds >= _MIN_SECONDS:
             break
         try:
             seconds = seconds_of(more)
@@ -50,7 +50,7 @@ def convolution(device: torch.device) -> Callable[[int], float]:
         run(1)  # warms up
         return run(1)
 
-    side, _ = large_enough(_SIDES[device.type], seconds_of)
+    side, _ = smallest_long_enough(_SIDES[device.type], seconds_of)
     return _convolution(device, side)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Links differ by factors of two: half as many of them, an older generation, by way of the host. A ratio above the
 # reciprocal root of 2 is noise.
-_ALIKE = 0.7
+_SIMILAR = 0.7
 
 
 def find_peer(device: torch.device, wanted: str | None = None, needed_bytes: int | None = None) -> str:
@@ -33,24 +33,24 @@ def find_peer(device: torch.device, wanted: str | None = None, needed_bytes: int
     others = _others(device)
     if wanted is not None and wanted not in others:
         raise OptionError(f"tier 'peer' is memory of another GPU than {device}: {', '.join(others)}, not {wanted}")
-    least_bytes = max(needed_bytes or 0, MEASURED_BYTES)
+    min_bytes = max(needed_bytes or 0, MEASURED_BYTES)
     free, refusals = {}, []
     for peer in [wanted] if wanted is not None else others:
         try:
             free[peer] = free_bytes(peer)
         except LmswapError as error:
             refusals.append(f"{peer} cannot be used: {error}")
-    refusals += [f"{peer} has {format_bytes(nbytes)}" for peer, nbytes in free.items() if nbytes < least_bytes]
-    free = {peer: nbytes for peer, nbytes in free.items() if nbytes >= least_bytes}
+    refusals += [f"{peer} has {format_bytes(nbytes)}" for peer, nbytes in free.items() if nbytes < min_bytes]
+    free = {peer: nbytes for peer, nbytes in free.items() if nbytes >= min_bytes}
     if not free:
         raise TierError(
-            f"no GPU for tier 'peer' has {format_bytes(least_bytes)} free: {'; '.join(refusals)}. Free memory there, "
+            f"no GPU for tier 'peer' has {format_bytes(min_bytes)} free: {'; '.join(refusals)}. Free memory there, "
             "lower host_budget, or use tier='host'"
         )
     if len(free) == 1:
         return next(iter(free))
     seconds = {peer: round_trip_seconds(device, "peer", peer) for peer in free}
-    alike = [peer for peer in free if min(seconds.values()) >= _ALIKE * seconds[peer]]
+    alike = [peer for peer in free if min(seconds.values()) >= _SIMILAR * seconds[peer]]
     return max(alike, key=free.__getitem__)
 
 
@@ -77,7 +77,7 @@ def describe_peer(device: torch.device, peer: str) -> str:
     """Name of ``peer`` and the path of copies from ``device``, for messages."""
     import torch
 
-    return f"{peer} ({torch.cuda.get_device_name(peer)}), {_way(device, peer)}"
+    return f"{peer} ({torch.cuda.get_device_name(peer)}), {_path_kind(device, peer)}"
 
 
 def _others(device: torch.device) -> list[str]:
@@ -94,7 +94,7 @@ def _others(device: torch.device) -> list[str]:
     return others
 
 
-def _way(device: torch.device, peer: str) -> str:
+def _path_kind(device: torch.device, peer: str) -> str:
     import pynvml  # type: ignore[import-untyped]
     import torch
 

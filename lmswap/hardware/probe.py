@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from lmswap.runtime._C import Engine, TransferRecord
 
 # Tokens of copies out, or of what is copied in; and copies in.
-_Arrival: TypeAlias = "tuple[torch.Tensor, int]"  # token, transfer
-_Burst: TypeAlias = "tuple[list[torch.Tensor], list[_Arrival]]"
+_SwapIn: TypeAlias = "tuple[torch.Tensor, int]"  # token, transfer
+_Burst: TypeAlias = "tuple[list[torch.Tensor], list[_SwapIn]]"
 
 _SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
 _REPEATS = 3
@@ -33,15 +33,15 @@ _BURST_BYTES = 2**24  # per copy where several follow each other, if there is ro
 _BURST_COPIES = 12  # at most; fewer where they would take longer than this:
 _BURST_SECONDS = 0.1
 MEASURED_BYTES = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)  # of the tier, by `measure_link`, if it has them
-_LEAST_BYTES = _BURST_COPIES * _SIZES[0]
+_MIN_BYTES = _BURST_COPIES * _SIZES[0]
 _BOTH_COPIES = 6  # of the faster direction
 # Alone and beside compute; one pair alone moves by tens of percent on a virtual machine. The first number is enough
 # where they differ by no more than the last.
-_LEAST_PAIRS, _MOST_PAIRS, _CLOSE = 3, 5, 0.1
+_MIN_PAIRS, _MAX_PAIRS, _CLOSE = 3, 5, 0.1
 # A slow disk ends the series early: beyond its last point a rate is linear.
 _MAX_SECONDS_PER_SIZE = 0.5
 _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; longer is a failure, not a measurement
-_LEAST_FACTOR = 0.05
+_MIN_FACTOR = 0.05
 
 
 def measure_link(device: torch.device, tier: str, where: str, room_bytes: int) -> Link:
@@ -54,10 +54,10 @@ def measure_link(device: torch.device, tier: str, where: str, room_bytes: int) -
         DriverError: the device's driver failed.
         TransferError: copies failed, or did not end.
     """
-    if room_bytes < _LEAST_BYTES:
+    if room_bytes < _MIN_BYTES:
         raise TierError(
             f"the {tier} tier has room for {format_bytes(room_bytes)}; to measure its link takes "
-            f"{format_bytes(_LEAST_BYTES)}: make room{', or name another disk_directory' * (tier == 'disk')}"
+            f"{format_bytes(_MIN_BYTES)}: make room{', or name another disk_directory' * (tier == 'disk')}"
         )
     with _opened(device, tier, where, min(MEASURED_BYTES, room_bytes // _PAGE_BYTES * _PAGE_BYTES)) as probe:
         out_points, in_points = probe.alone()
@@ -139,15 +139,15 @@ class LinkProbe:
         """
         fastest = min(out_seconds, in_seconds)
         num_out, num_in = (max(1, round(_BOTH_COPIES * fastest / seconds)) for seconds in (out_seconds, in_seconds))
-        stored = self._store(num_in)
-        leaving: list[torch.Tensor] = []
-        arriving: list[_Arrival] = []
+        stored = self._fill_tier(num_in)
+        outgoing: list[torch.Tensor] = []
+        incoming: list[_SwapIn] = []
         for number in range(max(num_out, num_in)):
             if number < num_in:
-                arriving.append(self._copy_in(stored[number], self.burst_bytes))
+                incoming.append(self._copy_in(stored[number], self.burst_bytes))
             if number < num_out:
-                leaving.append(self._copy_out((num_in + number) * self.burst_bytes, self.burst_bytes))
-        self._wait(leaving, arriving)
+                outgoing.append(self._copy_out((num_in + number) * self.burst_bytes, self.burst_bytes))
+        self._wait(outgoing, incoming)
         records = self._finished(num_out + num_in)
         makespan = max(r.end_seconds for r in records) - min(r.start_seconds for r in records)
         shorter, longer = sorted((num_out * out_seconds, num_in * in_seconds))
@@ -165,14 +165,14 @@ class LinkProbe:
         run_seconds = compute(_REPEATS) / _REPEATS
         copy_factors, compute_factors = [], []
         for start, seconds in ((self._start_out, out_seconds), (self._start_in, in_seconds)):
-            copying, computing = self._beside(start, seconds, compute, run_seconds)
+            copying, computing = self._while_computing(start, seconds, compute, run_seconds)
             copy_factors.append(copying)
             compute_factors.append(computing)
         out_lost, in_lost = (1 - factor for factor in compute_factors)
         lost_seconds = out_seconds * out_lost + in_seconds * in_lost
         return min(copy_factors), 1 - lost_seconds / (out_seconds + in_seconds)
 
-    def _beside(
+    def _while_computing(
         self, start: Callable[[int], _Burst], seconds: float, compute: Callable[[int], float], run_seconds: float
     ) -> tuple[float, float]:
         """See `busy_factors`; of one direction, ``start``, whose copies take ``seconds`` each."""
@@ -182,11 +182,11 @@ class LinkProbe:
         num_timed = max(1, int(alone_seconds / 2 / run_seconds))
         pairs: list[tuple[float, float]] = []
         before_seconds = compute(num_timed)
-        while len(pairs) < _LEAST_PAIRS or (len(pairs) < _MOST_PAIRS and not _are_close(pairs)):
+        while len(pairs) < _MIN_PAIRS or (len(pairs) < _MAX_PAIRS and not _are_close(pairs)):
             alone_seconds = self._end(start(count))
             burst = start(count)
             beside_seconds = compute(num_timed)
-            self._compute_on(compute, math.ceil(2 * alone_seconds / run_seconds) + 1)
+            self._compute_until_copied(compute, math.ceil(2 * alone_seconds / run_seconds) + 1)
             copy_seconds = self._end(burst)
             del burst  # gives its room in the tier back
             after_seconds = compute(num_timed)
@@ -196,9 +196,9 @@ class LinkProbe:
         copying, computing = zip(*pairs, strict=True)
         return statistics.median(copying), statistics.median(computing)
 
-    def _compute_on(self, compute: Callable[[int], float], most_runs: int) -> None:
+    def _compute_until_copied(self, compute: Callable[[int], float], max_runs: int) -> None:
         """Runs ``compute`` until the copies that are under way have ended."""
-        for _ in range(most_runs):
+        for _ in range(max_runs):
             if self._engine.is_idle():
                 return
             compute(1)
@@ -207,26 +207,26 @@ class LinkProbe:
         return [self._copy_out(number * self.burst_bytes, self.burst_bytes) for number in range(count)], []
 
     def _start_in(self, count: int) -> _Burst:
-        stored = self._store(count)
+        stored = self._fill_tier(count)
         return stored, [self._copy_in(token, self.burst_bytes) for token in stored]
 
     def _end(self, burst: _Burst) -> float:
         """Waits for a burst; from the start of its first copy to the end of its last."""
-        leaving, arriving = burst
-        self._wait([] if arriving else leaving, arriving)
-        records = self._finished(len(leaving))
+        outgoing, incoming = burst
+        self._wait([] if incoming else outgoing, incoming)
+        records = self._finished(len(outgoing))
         return max(r.end_seconds for r in records) - min(r.start_seconds for r in records)
 
-    def _store(self, count: int) -> list[torch.Tensor]:
+    def _fill_tier(self, count: int) -> list[torch.Tensor]:
         """Tokens of what lies in the tier, to be copied in."""
         burst = self._start_out(count)
         self._end(burst)
         return burst[0]
 
-    def _wait(self, leaving: Sequence[torch.Tensor], arriving: Sequence[_Arrival]) -> None:
-        for token, transfer in arriving:
+    def _wait(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[_SwapIn]) -> None:
+        for token, transfer in incoming:
             self._engine.in_done(int(token), transfer, self._stream)
-        for token in leaving:
+        for token in outgoing:
             self._engine.out_done(int(token), self._stream)
 
     def _round_trip(self, nbytes: int) -> list[TransferRecord]:
@@ -243,7 +243,7 @@ class LinkProbe:
         token: torch.Tensor = from_dlpack(capsule)
         return token
 
-    def _copy_in(self, token: torch.Tensor, nbytes: int) -> _Arrival:
+    def _copy_in(self, token: torch.Tensor, nbytes: int) -> _SwapIn:
         return token, self._engine.in_start(0, int(token), self._in_buffer.data_ptr(), nbytes, self._stream)
 
     def _finished(self, count: int) -> list[TransferRecord]:
@@ -266,7 +266,7 @@ def _are_close(pairs: Sequence[tuple[float, float]]) -> bool:
 
 def _share(part: float, whole: float) -> float:
     """``part / whole`` as a factor: measurements are noisy, and a factor is more than 0 and at most 1."""
-    return min(1.0, max(_LEAST_FACTOR, part / max(whole, 1e-9)))
+    return min(1.0, max(_MIN_FACTOR, part / max(whole, 1e-9)))
 
 
 def _device_buffer(device: torch.device, nbytes: int) -> torch.Tensor:

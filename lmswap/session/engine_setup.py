@@ -9,7 +9,7 @@ import torch
 
 from lmswap.errors import OptionError
 from lmswap.hardware.device import default_tier
-from lmswap.hardware.local_ranks import LocalRanks, may_have_neighbours
+from lmswap.hardware.local_ranks import LocalRanks, may_have_local_ranks
 from lmswap.hardware.measure import assume_machine, describe_machine, describe_share, locate_tier
 from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
@@ -99,7 +99,7 @@ def describe_choices(options: Options, device: torch.device, opened: Opened) -> 
         yield WHAT_VERIFY_DOES[options.compiler]
     if opened.node is not None:
         yield f"measured and planned together: {opened.node.count} ranks of this machine swap at once"
-    elif may_have_neighbours():
+    elif may_have_local_ranks():
         yield (
             "how many of the ranks are on this machine is not known: each takes its memory, disk and links for its "
             "own; set LOCAL_WORLD_SIZE, as torchrun does, or give each a host_budget"

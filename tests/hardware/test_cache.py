@@ -43,7 +43,7 @@ def test_files_of_a_kind_are_bounded_and_the_oldest_go(directory, monkeypatch):
     for age, file in enumerate(files):
         file.write({"steps": "x" * 1000})
         os.utime(file.path, (age, age))
-    monkeypatch.setattr(cache, "_MOST_BYTES", 4 * files[0].path.stat().st_size)
+    monkeypatch.setattr(cache, "_MAX_BYTES", 4 * files[0].path.stat().st_size)
     files[2].write({"steps": "y" * 1000})
     assert [file.read() is not None for file in files] == [False, False, True, False, False, True, True, True]
     assert other.read() is not None

@@ -73,7 +73,7 @@ def kinds(monkeypatch):
         return disk.Directory(path, filesystem, "device", 200 * MIB, free_bytes)
 
     monkeypatch.setattr(disk, "describe_directory", describe)
-    monkeypatch.setattr(disk, "_keeps_pages", lambda path: False)
+    monkeypatch.setattr(disk, "_keeps_page_cache", lambda path: False)
     return known
 
 

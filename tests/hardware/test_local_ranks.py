@@ -12,7 +12,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import LmswapError, OptionError, RankMissing, TierError
-from lmswap.hardware.local_ranks import LocalRanks, may_have_neighbours
+from lmswap.hardware.local_ranks import LocalRanks, may_have_local_ranks
 
 
 def meet(count, call, *, store=None, seconds=60, missing=()):
@@ -163,12 +163,12 @@ def joined(tmp_path):
 
 
 def test_ranks_without_a_local_world_size_may_have_neighbours(monkeypatch):
-    assert not may_have_neighbours()
+    assert not may_have_local_ranks()
     for name, value in (("is_initialized", True), ("get_world_size", 2)):
         monkeypatch.setattr(dist, name, lambda value=value: value)
-    assert may_have_neighbours()
+    assert may_have_local_ranks()
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "1")
-    assert not may_have_neighbours()
+    assert not may_have_local_ranks()
 
 
 def test_without_torch_distributed_a_process_is_alone(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmswap.hardware.microbench import large_enough
+from lmswap.hardware.microbench import smallest_long_enough
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_first_size_that_takes_long_enough_is_chosen(seconds, chosen):
         tried.append(size)
         return seconds[size]
 
-    assert large_enough(tuple(seconds), seconds_of) == (chosen, seconds[chosen])
+    assert smallest_long_enough(tuple(seconds), seconds_of) == (chosen, seconds[chosen])
     assert tried[-1] == chosen
 
 
@@ -31,6 +31,6 @@ def test_sizes_that_do_not_fit_are_skipped():
             raise torch.OutOfMemoryError
         return 1e-6
 
-    assert large_enough((32, 64, 128), seconds_of) == (64, 1e-6)
+    assert smallest_long_enough((32, 64, 128), seconds_of) == (64, 1e-6)
     with pytest.raises(torch.OutOfMemoryError):
-        large_enough((128, 256), seconds_of)
+        smallest_long_enough((128, 256), seconds_of)
