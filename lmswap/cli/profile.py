@@ -81,17 +81,17 @@ def _read(options: argparse.Namespace) -> Profile:
     traces = read_traces(options.read)
     if options.steps is not None:
         first, stop = parse_steps(options.steps)
-        traces = tuple(trace.only(first, stop) for trace in traces)
+        traces = tuple(trace.steps_between(first, stop) for trace in traces)
     return Profile(options.read, traces)
 
 
 def _profile(options: argparse.Namespace, command: list[str]) -> Profile:
     from lmswap.profiling.launch import profile_command
-    from lmswap.profiling.tools import choose, find_host
+    from lmswap.profiling.tools import choose, find_profilers
     from lmswap.profiling.window import Window
 
     window = Window.parse(options.steps, options.epoch, options.steps_per_epoch)
-    tool, note = choose(options.tool, find_host())
+    tool, note = choose(options.tool, find_profilers())
     if note:
         print_result(f"lmswap: {note}", sys.stderr)  # now: the script may run for hours
     with tempfile.TemporaryDirectory(prefix="lmswap-profile-") as temporary:

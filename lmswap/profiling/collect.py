@@ -98,7 +98,7 @@ class EngineRecorder:
             device=device,
             # Curves of several models cannot be separated: each counts all tensors on the device.
             timeline=make_timeline(TOOL, spans, steps, tuple(memory) if num_models == 1 else ()),
-            stalls=_sum_up(wait for record, step in within if step is not None for wait in _waits(record, step)),
+            stalls=_merge_waits(wait for record, step in within if step is not None for wait in _waits(record, step)),
             notes=(_NOTES[kind],),
             emulated_link=", ".join(links),
         )
@@ -131,10 +131,10 @@ def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, st
         position = next(due[transfer.swap, lane], None)
         seconds = transfer.wait_end_seconds - transfer.wait_start_seconds
         if seconds > 0:
-            yield *_place(runs.program, position, lane), program.buffer_names[transfer.swap], lane, seconds
+            yield *_op_waiting_at(runs.program, position, lane), program.buffer_names[transfer.swap], lane, seconds
 
 
-def _place(program: Program, position: int | None, lane: Lane) -> tuple[str, str]:
+def _op_waiting_at(program: Program, position: int | None, lane: Lane) -> tuple[str, str]:
     """Return the op before which compute waits, and its source line; swap-outs may be waited for at a segment's end."""
     if position is None:
         return "unknown: replanned", ""
@@ -154,7 +154,7 @@ def _positions(plan: Plan, buffers: Sequence[int]) -> defaultdict[tuple[int, Lan
     return defaultdict(lambda: iter(()), {key: iter(positions) for key, positions in found.items()})
 
 
-def _sum_up(waits: Iterator[tuple[str, str, str, Lane, float]]) -> tuple[Stall, ...]:
+def _merge_waits(waits: Iterator[tuple[str, str, str, Lane, float]]) -> tuple[Stall, ...]:
     seconds: defaultdict[tuple[str, str, str, Lane], list[float]] = defaultdict(list)
     for *key, waited in waits:
         seconds[tuple(key)].append(waited)  # type: ignore[index]

@@ -13,7 +13,7 @@ from lmswap.profiling.collect import EngineRecorder
 from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.recording import KinetoRecorder, Recording, StepRecorder
-from lmswap.profiling.tools import choose, find_host
+from lmswap.profiling.tools import choose, find_profilers
 from lmswap.profiling.trace import Trace, side_by_side
 from lmswap.profiling.window import StepCounter
 
@@ -46,7 +46,7 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
         raise OptionError(
             f"{tool} must run around the whole script: lmswap profile --tool {tool} -- python train.py ..."
         )
-    used, _ = choose(tool, find_host(), _TOOLS)
+    used, _ = choose(tool, find_profilers(), _TOOLS)
     result = Profile("steps in a block")
     with tempfile.TemporaryDirectory(prefix="lmswap-profile-") as folder:
         path = Path(folder) / "kineto.json"
@@ -68,6 +68,6 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
             raise WindowError("no training step ended in the profiled block: no optimizer made a step")
         traces: tuple[Trace, ...] = own.traces(steps) if own is not None else ()
         if used == "kineto":
-            traces = side_by_side([trace.only(0, len(steps)) for trace in read_traces(path)], traces)
+            traces = side_by_side([trace.steps_between(0, len(steps)) for trace in read_traces(path)], traces)
     result.title = f"{len(steps)} steps in a block"
     result.traces = traces

@@ -122,9 +122,9 @@ def figures_of(timeline: Timeline) -> Figures:
         copies_in=_copy_figures(copies, Lane.IN, steps),
         copies_out=_copy_figures(copies, Lane.OUT, steps),
         exposed_seconds=length(subtract(copying, kernels)),
-        overlap=_hidden(copying, kernels),
+        overlap=_overlapped_share(copying, kernels),
         collective_seconds=length(collectives),
-        collective_overlap=_hidden(collectives, kernels),
+        collective_overlap=_overlapped_share(collectives, kernels),
         idle_seconds=window_seconds - length(active),
         gap_seconds=tuple(_gap(active, later.start_seconds) for _, later in pairwise(steps)),
         stall_seconds=sum(stalls, 0.0),
@@ -133,7 +133,7 @@ def figures_of(timeline: Timeline) -> Figures:
     )
 
 
-def _hidden(activity: Intervals, kernels: Intervals) -> float | None:
+def _overlapped_share(activity: Intervals, kernels: Intervals) -> float | None:
     return length(intersect(activity, kernels)) / length(activity) if len(activity) else None
 
 

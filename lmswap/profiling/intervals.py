@@ -53,11 +53,11 @@ def _combine(
 ) -> Intervals:
     """Cut time at every end of both sets; between two cuts each set covers everything or nothing."""
     cuts = np.unique(np.concatenate([a.ravel(), b.ravel()]))
-    kept = keep(_holds(a, cuts[:-1]), _holds(b, cuts[:-1]))
+    kept = keep(_contains(a, cuts[:-1]), _contains(b, cuts[:-1]))
     return union(np.stack([cuts[:-1][kept], cuts[1:][kept]], axis=1))
 
 
-def _holds(a: Intervals, times: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+def _contains(a: Intervals, times: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     if not len(a):
         return np.zeros(len(times), dtype=np.bool_)
     before = np.searchsorted(a[:, 0], times, side="right") - 1

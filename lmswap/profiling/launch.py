@@ -58,19 +58,19 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
         WindowError: the script ended before the window did.
         TraceError: what the tool wrote cannot be used.
     """
-    watched = _watched(command, folder)
+    watched = _under_run(command, folder)
     for name in (OUTCOME, OWN, *TOOL_FILES.values()):
         (folder / name).unlink(missing_ok=True)  # of an earlier run
     request = {"tool": tool, "window": asdict(window), "folder": str(folder), "stop": stop}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
-    returncode = subprocess.run(under(tool, watched, folder), check=False).returncode
+    returncode = subprocess.run(profiler_command(tool, watched, folder), check=False).returncode
     outcome = _outcome(folder)
     if outcome.get("error") and (stop or returncode == 0):
         raise WindowError(str(outcome["error"]))
     if returncode != 0:
         raise ScriptFailed(returncode)
     if outcome.get("first") is None:
-        raise window.refuse(outcome.get("epochs", []))
+        raise window.error_for(outcome.get("epochs", []))
     first, num_steps = int(outcome["first"]), window.stop - window.first
     traces = _traces(tool, folder, first, num_steps)
     began = accumulate(outcome["epochs"])  # the later epochs, with these steps
@@ -78,7 +78,7 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
     return Profile(f"{window} of {' '.join(command)}", traces, notes)
 
 
-def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:
+def profiler_command(tool: str, command: Sequence[str], folder: Path) -> list[str]:
     """Return ``command`` under ``tool``, recording only between cudaProfilerStart and Stop, into ``folder``."""
     if tool == "nsys":
         options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
@@ -90,7 +90,7 @@ def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:
     return list(command)
 
 
-def _watched(command: Sequence[str], folder: Path) -> list[str]:
+def _under_run(command: Sequence[str], folder: Path) -> list[str]:
     """Return ``command`` with `lmswap.profiling.run` between Python's own options and the script."""
     if not command or not _PYTHON.fullmatch(PurePath(command[0]).name):
         raise OptionError(
@@ -123,4 +123,4 @@ def _traces(tool: str, folder: Path, first: int, num_steps: int) -> tuple[Trace,
     if tool == "lmswap":
         return own
     seen = read_traces(folder / TOOL_FILES[tool])
-    return side_by_side([trace.only(first, first + num_steps) for trace in seen], own)
+    return side_by_side([trace.steps_between(first, first + num_steps) for trace in seen], own)

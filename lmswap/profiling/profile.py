@@ -21,8 +21,8 @@ from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.text import Printable, figure_table, format_seconds
 
 SCHEMA = "lmswap.profile/1"
-_MOST_COLUMNS = 3  # of a table
-_MOST_STALLS = 10  # printed; the JSON has all
+_MAX_COLUMNS = 3  # of a table
+_MAX_STALLS = 10  # printed; the JSON has all
 
 
 @dataclass
@@ -91,8 +91,8 @@ class Profile(Printable):
         for trace, figures in columns:
             if figures.invalid:
                 parts += [Text(f"NOT A VALID MEASUREMENT ({trace.tool}): {figures.invalid}.", style="bold red"), Text()]
-        for start in range(0, len(columns), _MOST_COLUMNS):
-            parts += [_table(columns[start : start + _MOST_COLUMNS]), Text()]
+        for start in range(0, len(columns), _MAX_COLUMNS):
+            parts += [_table(columns[start : start + _MAX_COLUMNS]), Text()]
         for trace in self.traces:
             if trace.stalls:
                 parts += [_stall_table(trace), Text()]
@@ -141,7 +141,7 @@ def _copy_rows(way: str, copies: Callable[[Figures], CopyFigures]) -> list[tuple
 
 
 def _stall_table(trace: Trace) -> Table:
-    longest: tuple[Stall, ...] = trace.stalls[:_MOST_STALLS]
+    longest: tuple[Stall, ...] = trace.stalls[:_MAX_STALLS]
     title = f"Longest waits for copies ({trace.tool}, {len(longest)} of {len(trace.stalls)})"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title=title, title_justify="left")
     table.add_column("waited", justify="right", no_wrap=True, min_width=7)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmswap.profiling.collect import EngineRecorder
 
 
-class Watch:
+class WindowProfiler:
     """Records the window of a script, and does not affect the script: failures here are only written down.
 
     ``first`` is the number of the window's first step among all steps, None until the window is over. With ``stop`` the
@@ -43,7 +43,7 @@ class Watch:
     def close(self) -> None:
         """Write the outcome to the folder."""
         self._counter.close()
-        self._drop()
+        self._discard()
         self._write_outcome()
 
     def _write_outcome(self) -> None:
@@ -58,26 +58,26 @@ class Watch:
         if self.first is not None or self.error:
             return
         try:
-            self._follow(epoch, step, number)
+            self._advance(epoch, step, number)
         except Exception as error:  # the script continues, whatever fails
             self.error = str(error) if isinstance(error, LmswapError) else f"{type(error).__name__}: {error}"
-            self._drop()
+            self._discard()
             with suppress(OSError):  # it is written again at the end
                 self._write_outcome()
         if self._stop and (self.error or self.first is not None):
             raise SystemExit(2 if self.error else 0)
 
-    def _drop(self) -> None:
+    def _discard(self) -> None:
         """End a recording that will not be used."""
         recording, self._recording = self._recording, None
         if recording is not None:
             with suppress(Exception):
                 recording.stop()
 
-    def _follow(self, epoch: int, step: int, number: int) -> None:
+    def _advance(self, epoch: int, step: int, number: int) -> None:
         window = self._window
         if window.is_past(epoch):
-            raise window.refuse(self._counter.epochs)
+            raise window.error_for(self._counter.epochs)
         index = window.index(epoch, step, number)
         if self._recording is not None:
             assert index is not None
@@ -114,7 +114,9 @@ class Watch:
 def main(arguments: Sequence[str]) -> None:
     """Run the script that follows the request."""
     request: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    watch = Watch(request["tool"], Window(**request["window"]), Path(request["folder"]), stop=bool(request["stop"]))
+    watch = WindowProfiler(
+        request["tool"], Window(**request["window"]), Path(request["folder"]), stop=bool(request["stop"])
+    )
     try:
         run_script(arguments[1:])
     finally:

@@ -19,7 +19,7 @@ class Host:
     programs: frozenset[str]  # of nsys and nvprof, the installed ones
 
 
-def find_host() -> Host:
+def find_profilers() -> Host:
     """Return what this machine has."""
     import torch
 

@@ -39,7 +39,7 @@ class Trace:
     notes: tuple[str, ...] = ()
     emulated_link: str = ""
 
-    def only(self, first: int, stop: int) -> Trace:
+    def steps_between(self, first: int, stop: int) -> Trace:
         """Return the steps numbered [first, stop), with times from the start of the first one.
 
         Stalls remain those of all steps, with a note: only the recorder could assign them to steps.

@@ -58,7 +58,7 @@ class Window:
         first, stop = parse_steps(steps) if steps is not None else (Window.first, Window.stop)
         return Window(first, stop, epoch, steps_per_epoch)
 
-    def refuse(self, epochs: list[int]) -> WindowError:
+    def error_for(self, epochs: list[int]) -> WindowError:
         """Return the error for a script without these steps; ``epochs``: the number of steps of each of its epochs."""
         had = ", ".join(f"epoch {number} had {steps} steps" for number, steps in enumerate(epochs, start=1))
         options = "--steps" if self.epoch is None else "--steps and --epoch"
@@ -114,7 +114,7 @@ class StepCounter:
 
         self._step_ended, self._optimizer_ran = step_ended, optimizer_ran
         self._steps_per_epoch = steps_per_epoch
-        self._loading = _LoaderWatch()
+        self._loading = _LoaderTracker()
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._iteration: int | None = None  # of a DataLoader, in which the last step was made
         self._num_steps = 0
@@ -140,20 +140,20 @@ class StepCounter:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:
             return
-        if self._begins_epoch():
+        if self._is_new_epoch():
             self.epochs.append(0)
         self.epochs[-1] += 1
         self._iteration = self._loading.iteration
         self._num_steps += 1
         self._step_ended(len(self.epochs), self.epochs[-1] - 1, self._num_steps - 1)
 
-    def _begins_epoch(self) -> bool:
+    def _is_new_epoch(self) -> bool:
         if self._steps_per_epoch is not None:
             return self._num_steps % self._steps_per_epoch == 0
         return not self.epochs or self._iteration != self._loading.iteration
 
 
-class _LoaderWatch:
+class _LoaderTracker:
     """Tracks the DataLoader iteration of the last batch, by a hook in torch's iterator."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lmswap.errors import OptionError, TraceError
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.profiling.launch import OWN, TOOL_FILES, _traces, _watched, under
+from lmswap.profiling.launch import OWN, TOOL_FILES, _traces, _under_run, profiler_command
 from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.tools import Host, choose
 from lmswap.profiling.trace import Trace
@@ -74,19 +74,19 @@ def test_pythons_own_options_stay_before_the_script(command, watched, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for script in ("train.py", "t.py"):
         (tmp_path / script).touch()
-    assert _watched(command, Path("/tmp/folder")) == watched
+    assert _under_run(command, Path("/tmp/folder")) == watched
 
 
 @pytest.mark.parametrize("command", [[], ["torchrun", "train.py"], ["./train.py"], ["python"], ["python", "-c", "1"]])
 def test_commands_that_cannot_be_watched_are_refused(command):
     with pytest.raises(OptionError, match="what is profiled must"):
-        _watched(command, Path("/tmp"))
+        _under_run(command, Path("/tmp"))
 
 
 def test_a_script_that_is_not_there_is_refused_before_python_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=f"^there is no script 'train.py' in '{tmp_path}'$"):
-        _watched(["python", "-u", "train.py", "--lr", "1"], Path("/tmp"))
+        _under_run(["python", "-u", "train.py", "--lr", "1"], Path("/tmp"))
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,16 @@ def test_steps_of_a_tool_are_shown_next_to_lmswaps_own_record(tool, write, tmp_p
 
 def test_nsys_and_nvprof_record_between_profiler_start_and_stop_only():
     command, folder = ["python", "train.py"], Path("/tmp/folder")
-    nsys = under("nsys", command, folder)
+    nsys = profiler_command("nsys", command, folder)
     assert nsys[:2] == ["nsys", "profile"]
     assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--export=sqlite"} < set(nsys)
     assert "--output=/tmp/folder/nsys" in nsys
-    nvprof = under("nvprof", command, folder)
+    nvprof = profiler_command("nvprof", command, folder)
     assert nvprof[:3] == ["nvprof", "--profile-from-start", "off"]
     assert nvprof[-3:] == ["/tmp/folder/nvprof.sqlite", *command]
-    assert under("kineto", command, folder) == under("lmswap", command, folder) == nsys[-2:] == command
+    assert (
+        profiler_command("kineto", command, folder)
+        == profiler_command("lmswap", command, folder)
+        == nsys[-2:]
+        == command
+    )

@@ -85,7 +85,7 @@ def script(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_figures_of_chosen_steps_equal_those_of_the_reports(script, tmp_path, monkeypatch, capfd):
     command = [*script(SCRIPT), "out.json", "--flag"]
-    monkeypatch.setattr(tools, "find_host", lambda: tools.Host((), None, frozenset({"nsys"})))
+    monkeypatch.setattr(tools, "find_profilers", lambda: tools.Host((), None, frozenset({"nsys"})))
     options = ["--tool", "nsys", "--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json"]
     options += ["--keep", "kept"]
     assert entry.main(["profile", *options, *command]) == 0

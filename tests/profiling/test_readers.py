@@ -123,15 +123,15 @@ def test_steps_without_numbers_are_counted_from_0(path):
 
 
 def test_steps_are_picked_by_number(path):
-    trace = read_traces(files.kineto(path))[0].only(249, 250)
+    trace = read_traces(files.kineto(path))[0].steps_between(249, 250)
     figures = figures_of(trace.timeline)
     assert (figures.num_steps, figures.copies_in.nbytes) == (1, 0)
     assert figures.compute_seconds == pytest.approx(0.006)
-    assert figures_of(read_traces(path)[0].only(248, 249).timeline).num_steps == 1
+    assert figures_of(read_traces(path)[0].steps_between(248, 249).timeline).num_steps == 1
     with pytest.raises(TraceError, match="Kineto has steps 248 to 249, so steps 249 to 250 cannot be selected"):
-        read_traces(path)[0].only(249, 251)
+        read_traces(path)[0].steps_between(249, 251)
     with pytest.raises(TraceError, match="has no steps"):
-        read_traces(files.nvprof_csv(path))[0].only(0, 1)
+        read_traces(files.nvprof_csv(path))[0].steps_between(0, 1)
 
 
 def test_times_keep_their_nanoseconds_however_late_the_clock(path):

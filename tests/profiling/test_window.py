@@ -141,7 +141,7 @@ def test_windows_that_cannot_be_are_refused(given, message):
 
 
 def test_a_refusal_states_how_many_steps_there_were():
-    error = Window.parse("20:50", 2).refuse([60, 34])
+    error = Window.parse("20:50", 2).error_for([60, 34])
     assert "did not have all steps 20 to 49 of epoch 2: epoch 1 had 60 steps, epoch 2 had 34 steps" in str(error)
-    assert "no optimizer made a step" in str(Window().refuse([]))
-    assert "did not have all steps 5 to 9: it had 7. Choose others with --steps" in str(Window().refuse([3, 3, 1]))
+    assert "no optimizer made a step" in str(Window().error_for([]))
+    assert "did not have all steps 5 to 9: it had 7. Choose others with --steps" in str(Window().error_for([3, 3, 1]))

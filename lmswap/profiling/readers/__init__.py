@@ -55,7 +55,7 @@ def _read(path: Path) -> tuple[Trace, ...]:
     text = read_text(path)
     if text.lstrip().startswith("{"):
         return _read_json(text)
-    if nvprof_csv.is_mine(text):
+    if nvprof_csv.has_format(text):
         return nvprof_csv.read(text)
     raise TraceError(f"it is not {_KNOWN}")
 

@@ -26,7 +26,7 @@ _COPIES = {
 _NEEDED = ("Start", "Duration", "Size", "Device", "Name")
 
 
-def is_mine(text: str) -> bool:
+def has_format(text: str) -> bool:
     """Return whether ``text`` has this format."""
     return any(line.startswith('"Start","Duration"') for line in text.splitlines()[:100])
 
