@@ -9,7 +9,7 @@ from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Op, Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Timeline
-from lmswap.reporting.lives import lives
+from lmswap.reporting.resident_intervals import resident_intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def buffer_decisions(
     Parameters and inputs are omitted: they live outside the step, and no plan can swap them.
     """
     decisions = schedule(program, plan.recomputes).decisions(plan)
-    resident, clock = lives(program, plan, predicted, measured) if predicted is not None else ({}, "")
+    resident, clock = resident_intervals(program, plan, predicted, measured) if predicted is not None else ({}, "")
     first: dict[int, Op] = {}
     last: dict[int, Op] = {}
     for op in program.ops:

@@ -23,7 +23,7 @@ from lmswap.reporting.picture import curve
 ENDING = ".html"
 MAX_BUFFERS = 120  # drawn, largest first: two screens
 # Limit per lane or curve, the largest with which the page has that many bytes; beyond it neighbours are merged.
-_MOST_SPANS, _MOST_BYTES = (4000, 2000, 1000, 500), 900_000
+_MAX_SPANS, _MAX_BYTES = (4000, 2000, 1000, 500), 900_000
 _WIDE = 1e6  # width of the whole step, in the page's coordinates
 _SHORTEST_GAP = 0.002  # of the step; longer gaps are drawn as code outside the model
 
@@ -49,18 +49,20 @@ def write_page(
     """
     check_can_write(path, ENDING)
     about = {"title": title, "summary": summary, "budget": budget_bytes}
-    for most in _MOST_SPANS:
+    for max_parts in _MAX_SPANS:
         # A browser may take any "<" for the end of the element that holds the data.
-        step = json.dumps({**about, **_step(timelines, decisions, most)}, separators=(",", ":")).replace("<", "\\u003c")
-        if len(step) <= _MOST_BYTES:
+        step = json.dumps({**about, **_step(timelines, decisions, max_parts)}, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
+        if len(step) <= _MAX_BYTES:
             break
     filled = {"title": html.escape(title), "step": step}
     template = _TEMPLATE.read_text(encoding="utf-8")
     path.write_text(re.sub("@(title|step)@", lambda found: filled[found[1]], template), encoding="utf-8")
 
 
-def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], most: int) -> dict[str, Any]:
-    """Return what is drawn, with up to ``most`` parts of each lane and curve."""
+def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], max_parts: int) -> dict[str, Any]:
+    """Return what is drawn, with up to ``max_parts`` parts of each lane and curve."""
     seconds = max(timeline.seconds for timeline in timelines) or 1.0
     names: dict[str, int] = {}
     shown = _largest(decisions)
@@ -70,11 +72,11 @@ def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], mo
         "decisions": {decision: colour for decision, colour in _DECISIONS.items() if _has(shown, decision)},
         "clock": shown[0].clock if shown else "",
         "memory": [
-            {"source": timeline.source, "points": _points(timeline, seconds, most)}
+            {"source": timeline.source, "points": _points(timeline, seconds, max_parts)}
             for timeline in timelines
             if timeline.memory
         ],
-        "lanes": _lanes(timelines, seconds, names, most),
+        "lanes": _lanes(timelines, seconds, names, max_parts),
         "names": list(names),
         "buffers": [_buffer(row, seconds) for row in shown],
     }
@@ -90,15 +92,17 @@ def _has(decisions: Iterable[BufferDecision], decision: Decision) -> bool:
     return any(row.decision is decision for row in decisions)
 
 
-def _points(timeline: Timeline, seconds: float, most: int) -> list[tuple[int, int]]:
+def _points(timeline: Timeline, seconds: float, max_parts: int) -> list[tuple[int, int]]:
     """Return the memory curve, each group of neighbours as its highest value at the time of its first."""
     points = list(zip(*curve(timeline), strict=True))
-    group = -(-len(points) // most)
+    group = -(-len(points) // max_parts)
     some = [points[start : start + group] for start in range(0, len(points), group)]
-    return [(_place(near[0][0], seconds), int(max(nbytes for _, nbytes in near))) for near in some]
+    return [(_as_share(near[0][0], seconds), int(max(nbytes for _, nbytes in near))) for near in some]
 
 
-def _lanes(timelines: Sequence[Timeline], seconds: float, names: dict[str, int], most: int) -> list[dict[str, Any]]:
+def _lanes(
+    timelines: Sequence[Timeline], seconds: float, names: dict[str, int], max_parts: int
+) -> list[dict[str, Any]]:
     """Return a row for each lane of each timeline, predicted above measured; ``names`` of spans are numbered."""
     rows = []
     for lane in Lane:
@@ -106,12 +110,18 @@ def _lanes(timelines: Sequence[Timeline], seconds: float, names: dict[str, int],
             if lane not in timeline.lanes:
                 continue
             spans = [
-                (_place(span.start_seconds, seconds), _place(span.seconds, seconds), _number(span, names), span.nbytes)
-                for span in _few([span for span in timeline.spans if span.lane is lane], most)
+                (
+                    _as_share(span.start_seconds, seconds),
+                    _as_share(span.seconds, seconds),
+                    _number(span, names),
+                    span.nbytes,
+                )
+                for span in _merged([span for span in timeline.spans if span.lane is lane], max_parts)
             ]
             if lane is Lane.COMPUTE:
                 spans += [
-                    (_place(start, seconds), _place(end - start, seconds), -1, 0) for start, end in _gaps(timeline)
+                    (_as_share(start, seconds), _as_share(end - start, seconds), -1, 0)
+                    for start, end in _gaps(timeline)
                 ]
             rows.append({"label": f"{lane}, {timeline.source}", "source": timeline.source, "spans": spans})
     return rows
@@ -137,9 +147,9 @@ def _gaps(timeline: Timeline) -> list[tuple[float, float]]:
     return gaps
 
 
-def _few(spans: list[Span], most: int) -> list[Span]:
-    """Return ``spans``, with neighbours merged if there are more than ``most``."""
-    group = -(-len(spans) // most)
+def _merged(spans: list[Span], max_parts: int) -> list[Span]:
+    """Return ``spans``, with neighbours merged if there are more than ``max_parts``."""
+    group = -(-len(spans) // max_parts)
     if group <= 1:
         return spans
     joined = []
@@ -156,7 +166,7 @@ def _buffer(row: BufferDecision, seconds: float) -> dict[str, Any]:
     return {
         "label": f"{row.name} · {format_bytes(row.nbytes)}",
         "decision": row.decision,
-        "bars": [(_place(start, seconds), _place(end - start, seconds)) for start, end in row.resident],
+        "bars": [(_as_share(start, seconds), _as_share(end - start, seconds)) for start, end in row.resident],
         "about": [
             row.reason,
             f"made by {row.made_by or 'the caller'} {row.made_at}".rstrip(),
@@ -165,5 +175,5 @@ def _buffer(row: BufferDecision, seconds: float) -> dict[str, Any]:
     }
 
 
-def _place(at_seconds: float, seconds: float) -> int:
+def _as_share(at_seconds: float, seconds: float) -> int:
     return round(_WIDE * at_seconds / seconds)

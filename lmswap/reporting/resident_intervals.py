@@ -13,10 +13,13 @@ from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
 
-Lives = dict[int, tuple[tuple[float, float], ...]]  # by buffer of the program: (start, end), in seconds of the step
+# By buffer of the program: (start, end), in seconds of the step.
+ResidentIntervals = dict[int, tuple[tuple[float, float], ...]]
 
 
-def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline | None = None) -> tuple[Lives, str]:
+def resident_intervals(
+    program: Program, plan: Plan, predicted: Timeline, measured: Timeline | None = None
+) -> tuple[ResidentIntervals, str]:
     """Return the resident intervals of each buffer of the step; a swapped or recomputed one has several.
 
     Also returns whose seconds these are: those of ``measured`` if its passes are the plan's. Within a pass, whose ops
@@ -26,7 +29,7 @@ def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline 
     begins = [span.start_seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by op
     begins.append(predicted.seconds)
     clock = predicted
-    if measured is not None and (as_measured := _begins_measured(runs.program, predicted, measured)) is not None:
+    if measured is not None and (as_measured := _measured_op_starts(runs.program, predicted, measured)) is not None:
         begins, clock = as_measured, measured
     away: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(plan.swaps, key=lambda swap: swap.release):
@@ -39,7 +42,7 @@ def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline 
     return {buffer: tuple(sorted(times)) for buffer, times in found.items()}, clock.source
 
 
-def _begins_measured(program: Program, predicted: Timeline, measured: Timeline) -> list[float] | None:
+def _measured_op_starts(program: Program, predicted: Timeline, measured: Timeline) -> list[float] | None:
     """Return when each op began in ``measured``, and when the last ended; None where other passes ran than planned."""
     compute = [span for span in measured.spans if span.lane is Lane.COMPUTE]
     passes = [list(spans) for _, spans in groupby(compute, key=lambda span: span.name)]

@@ -23,7 +23,7 @@ def summarize(step: StepFigures) -> Group:
     steps = (
         f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the end of the first step"
     )
-    gain = _gain(step)
+    gain = _saving(step)
     parts: list[RenderableType] = [
         Text(f"lmswap report: {step.model} on {step.device}, {steps}", style="bold"),
         *([Text(gain)] if gain else []),
@@ -37,7 +37,7 @@ def summarize(step: StepFigures) -> Group:
     ]
     if step.measured is not None:
         parts.append(Text(_measured_step(step)))
-    parts.extend(Text(sentence) for sentence in _host(step))
+    parts.extend(Text(sentence) for sentence in _host_bound(step))
     if step.verified is not None:
         parts.append(Text(f"Verified: {step.verified}."))
     parts.extend(Text(f"Note: {note}") for note in step.notes)
@@ -68,7 +68,7 @@ def _saved_bytes(step: StepFigures) -> int | None:
     return unplanned_bytes - peak_bytes if peak_bytes < unplanned_bytes else None
 
 
-def _gain(step: StepFigures) -> str:
+def _saving(step: StepFigures) -> str:
     """Return what the plan saves and costs, "" where nothing is saved."""
     saved_bytes, peak_bytes = _saved_bytes(step), step.measured_peak_bytes
     if saved_bytes is None or peak_bytes is None:
@@ -130,7 +130,7 @@ def _measured_step(step: StepFigures) -> str:
     return text
 
 
-def _host(step: StepFigures) -> Iterator[str]:
+def _host_bound(step: StepFigures) -> Iterator[str]:
     if step.own_seconds is not None:
         yield f"lmswap's own time was {format_seconds(step.own_seconds)}, on the host, in addition to the step."
     waits = step.predicted.lane_seconds(Lane.HOST) if step.predicted is not None else 0.0

@@ -9,7 +9,7 @@ import pytest
 from lmswap.errors import OptionError
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import buffer_decisions
-from lmswap.reporting.lives import lives
+from lmswap.reporting.resident_intervals import resident_intervals
 from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -26,7 +26,7 @@ LIVES = {
 
 
 def test_a_buffer_is_resident_except_while_it_is_swapped_out():
-    found = lives(PROGRAM, PLAN, timeline("predicted"))  # its last op begins at 4.5 s and ends at 5.5
+    found = resident_intervals(PROGRAM, PLAN, timeline("predicted"))  # its last op begins at 4.5 s and ends at 5.5
     assert found == (LIVES, "predicted")
     assert [row.resident for row in buffer_decisions(PROGRAM, PLAN)] == [()] * 6
 
@@ -35,7 +35,7 @@ def test_buffers_of_a_step_that_ran_as_planned_are_drawn_by_its_clock():
     ran = (("forward 7", 10, 16), ("backward 7", 20, 22), ("backward 7", 30, 32))  # waits in its backward
     measured = Timeline("measured", tuple(Span(Lane.COMPUTE, *span) for span in ran), ())
     # Forward ops of 1 s take 2, those of the backward 2 of the 4 in which nothing waits.
-    assert lives(PROGRAM, PLAN, timeline("predicted"), measured) == (
+    assert resident_intervals(PROGRAM, PLAN, timeline("predicted"), measured) == (
         {
             1: ((10, 20), (20, 32)),
             2: ((12, 30),),
@@ -47,7 +47,7 @@ def test_buffers_of_a_step_that_ran_as_planned_are_drawn_by_its_clock():
         "measured",
     )
     again = replace(measured, spans=(*measured.spans, Span(Lane.COMPUTE, "forward 7", 40, 46)))
-    assert lives(PROGRAM, PLAN, timeline("predicted"), again) == (LIVES, "predicted")
+    assert resident_intervals(PROGRAM, PLAN, timeline("predicted"), again) == (LIVES, "predicted")
     assert {row.clock for row in buffer_decisions(PROGRAM, PLAN, timeline("predicted"), measured)} == {"measured"}
 
 
