@@ -33,7 +33,7 @@ from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_whole
 
 
 @dataclass(frozen=True, order=True)
-class _Action:
+class _SwapEvent:
     position: int
     kind: SwapAction
     number: int  # index of the swap in the plan
@@ -56,9 +56,9 @@ def insert_swaps(
         PlanInvalid: the graphs do not match the plan: a value is not saved, or is read while it is swapped out.
     """
     names = tuple(first_buffer + buffer for buffer in runs.buffers)
-    editors = [_Editor(graph, plan, engine, names) for graph in graphs]
+    editors = [_SwapInserter(graph, plan, engine, names) for graph in graphs]
     program, segments = runs.program, runs.program.segments
-    actions: list[list[_Action]] = [[] for _ in segments]
+    actions: list[list[_SwapEvent]] = [[] for _ in segments]
     last_uses = _last_uses(program, plan)
     for number, swap in enumerate(plan.swaps):
         before = segments.index(program.segment_of(last_uses[number]))
@@ -66,13 +66,13 @@ def insert_swaps(
         is_late = swap.out_start is not None and swap.release > segments[before].stop
         leaving = {SwapAction.OUT_START} if is_late else {SwapAction.OUT_START, SwapAction.RELEASE}
         for position, kind in swap.actions():
-            actions[before if kind in leaving else after].append(_Action(position, kind, number))
+            actions[before if kind in leaving else after].append(_SwapEvent(position, kind, number))
         if before != after:
             editors[before].passed_on[swap.buffer] = is_late
             editors[after].receive(swap, editors[before].graph, is_late=is_late)
     for editor, segment, todo in zip(editors, segments, actions, strict=True):
         for action in sorted(todo):
-            editor.carry_out(action, offset=action.position - segment.start)
+            editor.apply(action, offset=action.position - segment.start)
         editor.finish()
     for forward, backward in pairwise(graphs):
         forward.save(drop_unread(backward, zip(forward.saved, backward.inputs, strict=False)))
@@ -87,7 +87,7 @@ def _last_uses(program: Program, plan: Plan) -> list[int]:
     return [uses[swap.buffer][bisect_left(uses[swap.buffer], swap.release) - 1] for swap in plan.swaps]
 
 
-class _Editor:
+class _SwapInserter:
     """Editor of one graph, action by action in order of position."""
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class _Editor:
         for node, buffer in graph.buffer_of.items():
             self._values.setdefault(buffer, []).append(node)
 
-    def carry_out(self, action: _Action, *, offset: int) -> None:
+    def apply(self, action: _SwapEvent, *, offset: int) -> None:
         """Insert one action before the op at ``offset`` of the segment, or before the output.
 
         Raises:
@@ -158,7 +158,7 @@ class _Editor:
         self.graph.fx_graph.lint()
 
     def _out_start(self, swap: Swap, anchor: fx.Node) -> None:
-        source = next(iter(self._present(swap.buffer, anchor)), None)
+        source = next(iter(self._holders(swap.buffer, anchor)), None)
         if source is None:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
         name = self._names[swap.buffer]
@@ -196,7 +196,7 @@ class _Editor:
                 self._values[swap.buffer].remove(node)
                 self.graph.drop(node)
 
-    def _present(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
+    def _holders(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
         """Yield nodes with the buffer's bytes at ``anchor``: latest copy in first, then whole values, then views."""
         values = [node for node in self._values.get(buffer, []) if node < anchor]
         rebuilt = [node for node in values if node.target is ops.view_bytes]

@@ -48,9 +48,9 @@ def insert_recomputes(
         due[recompute.position].append(recompute.op)
     nodes = [node for graph in graphs for node in graph.ops]
     values = _Values(program, itertools.count(len(program.buffers)))
-    editors: list[_Editor] = []
+    editors: list[_RecomputeInserter] = []
     for segment, graph in zip(program.segments, graphs, strict=True):
-        editor = _Editor(graph, values, editors[-1] if editors else None)
+        editor = _RecomputeInserter(graph, values, editors[-1] if editors else None)
         for position in range(segment.start, segment.stop):
             for op in due[position]:
                 editor.recompute(nodes[op], program.ops[op].writes, before=nodes[position])
@@ -71,10 +71,10 @@ class _Values:
     value_of: dict[fx.Node, fx.Node] = field(default_factory=dict)  # of nodes of all graphs
 
 
-class _Editor:
+class _RecomputeInserter:
     """Editor of one graph, in order of execution."""
 
-    def __init__(self, graph: SegmentGraph, values: _Values, forward: _Editor | None) -> None:
+    def __init__(self, graph: SegmentGraph, values: _Values, forward: _RecomputeInserter | None) -> None:
         self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
         self._fx, self._values, self._forward = self.graph.fx_graph, values, forward
         # By buffer of the planned program: the buffer of the schedule with its current bytes.
@@ -88,13 +88,13 @@ class _Editor:
         for node, buffer in graph.buffer_of.items():
             values.buffer_of.setdefault(brought.get(node, node), buffer)
         for node in (*inputs, *self._fx.find_nodes(op="get_attr")):
-            self._enter(node, brought.get(node, node))
+            self._record(node, brought.get(node, node))
 
     def run(self, node: fx.Node) -> None:
         """Record the first run of an op."""
         self.graph.ops.append(node)
         for made in (node, *filter(is_projection, node.users)):
-            self._enter(made, made)
+            self._record(made, made)
 
     def recompute(self, node: fx.Node, writes: Sequence[int], *, before: fx.Node) -> None:
         """Copy an op of this graph or the forward one to ``before``, and redirect later readers to the copy.
@@ -119,7 +119,7 @@ class _Editor:
         for buffer in writes:
             self._newest[buffer] = next(self._values.recomputed)
         for value, copy in copies.items():
-            self._enter(copy, value)
+            self._record(copy, value)
             if self._values.buffer_of.get(value) in writes:
                 self._storage[self._values.buffer_of[value]] = copy
         for old in stale:
@@ -156,7 +156,7 @@ class _Editor:
             # Directly after the allocation, so that swaps of the buffer find the view among its other values.
             behind = next(n for n in self._fx.nodes if n.op != "placeholder") if storage.op == "placeholder" else None
             with self._fx.inserting_before(behind) if behind else self._fx.inserting_after(storage):
-                self._enter(view_of(storage, value), value)
+                self._record(view_of(storage, value), value)
         return self._now[value]
 
     def finish(self) -> None:
@@ -174,9 +174,9 @@ class _Editor:
         # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.
         value.meta.pop("saved_tensor_with_no_vc_check", None)
         self._saved.insert(0, (value, node))
-        self._enter(node, value)
+        self._record(node, value)
 
-    def _enter(self, node: fx.Node, value: fx.Node) -> None:
+    def _record(self, node: fx.Node, value: fx.Node) -> None:
         """Record that ``node`` has the current ``value``, if that is a tensor."""
         buffer = self._values.buffer_of.get(value)
         if buffer is None:

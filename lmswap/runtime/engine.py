@@ -30,11 +30,11 @@ class TransferAudit(Protocol):
     def out_waited(self, handle: int, storage: torch.UntypedStorage) -> None:
         """Note that compute waits for the swap-out: the memory is released."""
 
-    def landing(self, flat: torch.Tensor) -> torch.Tensor:
+    def staging(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the memory to which to swap in what `in_waited` then copies to ``flat``."""
 
-    def in_queued(self, transfer: int, landing: torch.Tensor) -> None:
-        """Note that the swap-in to ``landing`` has been queued."""
+    def in_queued(self, transfer: int, staging: torch.Tensor) -> None:
+        """Note that the swap-in to ``staging`` has been queued."""
 
     def in_waited(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
         """Note that compute waits for the swap-in.
@@ -139,14 +139,14 @@ class SwapEngine:
         if self.arena is not None:
             self.arena.open_next()
         flat = _unfilled(nbytes, device)
-        landing = flat if self._audit is None else self._audit.landing(flat)
-        self._starting[id(landing)] = landing
-        transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
-        self._in_flight[transfer] = landing
-        self._starting.pop(id(landing), None)
+        staging = flat if self._audit is None else self._audit.staging(flat)
+        self._starting[id(staging)] = staging
+        transfer = self.native.in_start(buffer, handle, staging.data_ptr(), nbytes, self._stream())
+        self._in_flight[transfer] = staging
+        self._starting.pop(id(staging), None)
         self._swap_in_of[handle] = transfer
         if self._audit is not None:
-            self._audit.in_queued(transfer, landing)
+            self._audit.in_queued(transfer, staging)
         self.recorder.sample_memory()
         return flat
 

@@ -96,9 +96,9 @@ def difference(expected: Any, actual: Any) -> Difference | None:
     Tensors are compared with dtype, shape and device; other objects by type and equality.
     """
     if not (isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)):
-        return None if type(expected) is type(actual) and expected == actual else _of_kind(expected, actual)
+        return None if type(expected) is type(actual) and expected == actual else _differ_in_kind(expected, actual)
     if (expected.dtype, expected.shape, expected.device) != (actual.dtype, actual.shape, actual.device):
-        return _of_kind(_kind(expected), _kind(actual))
+        return _differ_in_kind(_kind(expected), _kind(actual))
     if bitwise_equal(expected, actual):
         return None
     differs = (_element_bytes(expected) != _element_bytes(actual)).view(-1, expected.element_size()).any(1)
@@ -124,7 +124,7 @@ def _bytes(dense: torch.Tensor) -> torch.Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
-def _of_kind(expected: Any, actual: Any) -> Difference:
+def _differ_in_kind(expected: Any, actual: Any) -> Difference:
     return Difference(1, 1, f"{expected} without, {actual} with")
 
 

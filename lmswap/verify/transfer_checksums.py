@@ -46,7 +46,7 @@ class Audit:
     def __init__(self, native: _C.Engine, verified: Verified, describe: Describe) -> None:
         self._native, self._verified, self._describe = native, verified, describe
         self._swapped_out: dict[int, _SwappedOut] = {}  # by handle
-        self._landing: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
+        self._staging: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
 
     def out_queued(self, handle: int, buffer: int, storage: torch.UntypedStorage, first: int, nbytes: int) -> None:
         """Note that the swap-out of ``nbytes`` from byte ``first`` of ``storage`` has been queued."""
@@ -58,14 +58,14 @@ class Audit:
         record = self._swapped_out[handle]
         self._poison(_bytes(storage, record.first, record.nbytes))
 
-    def landing(self, flat: torch.Tensor) -> torch.Tensor:
+    def staging(self, flat: torch.Tensor) -> torch.Tensor:
         """Return separate memory for the swap-in, so that ``flat`` is poisoned until compute has waited for it."""
         self._poison(flat)
         return torch.full_like(flat, POISON)
 
-    def in_queued(self, transfer: int, landing: torch.Tensor) -> None:
-        """Note that the swap-in to ``landing`` has been queued."""
-        self._landing[transfer] = landing
+    def in_queued(self, transfer: int, staging: torch.Tensor) -> None:
+        """Note that the swap-in to ``staging`` has been queued."""
+        self._staging[transfer] = staging
 
     def in_waited(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
         """Compare all checksums once compute waits for the swap-in: before an op can read a corrupted index.
@@ -73,9 +73,9 @@ class Audit:
         Raises:
             BytesChanged: they differ.
         """
-        record, landed = self._swapped_out[handle], self._landing.pop(transfer)
-        arrived = checksums(landed[: record.nbytes])
-        flat.copy_(landed)
+        record, staged = self._swapped_out[handle], self._staging.pop(transfer)
+        arrived = checksums(staged[: record.nbytes])
+        flat.copy_(staged)
         self._compare_out(record)
         read = self._native.take_checksums(transfer)
         self._compare(record, "in the tier", record.written, read)
@@ -84,7 +84,7 @@ class Audit:
 
     def forget(self) -> None:
         """Compare the swap-outs that were never swapped in, and drop all records; nothing may be non-resident."""
-        self._landing.clear()
+        self._staging.clear()
         dropped, self._swapped_out = self._swapped_out, {}
         for record in dropped.values():
             try:
