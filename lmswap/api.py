@@ -15,7 +15,7 @@ from typing import Any, Never, TypeVar
 import torch
 from torch import fx, nn
 
-from lmswap.call_monitor import UNCALLED
+from lmswap.call_monitor import UNCALLED_MODELS
 from lmswap.capture.specialize import has_dynamic_sizes, specialize
 from lmswap.dispatch import ModelCall
 from lmswap.errors import OptionError, UntestedTorch, without_path
@@ -159,7 +159,7 @@ def enable(
         )
     set_compiled_call(model, ModelCall(model, session, instead_of=given))
     _sessions[model] = session
-    UNCALLED.add(model, session.name)
+    UNCALLED_MODELS.add(model, session.name)
     session.close_with(model)
     return model
 
@@ -178,7 +178,7 @@ def disable(model: nn.Module) -> None:
         del _sessions[model]
         if isinstance(call := compiled_call(model), ModelCall):
             set_compiled_call(model, call.instead_of)
-    UNCALLED.discard(model)
+    UNCALLED_MODELS.discard(model)
     session.close()
 
 

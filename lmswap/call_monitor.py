@@ -13,7 +13,7 @@ from lmswap.errors import NotManaged
 from lmswap.session.diagnostics import warn
 
 
-class Uncalled:
+class UncalledModels:
     """The enabled models that were not yet called with gradients on; hooks optimizer steps while there are any."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Uncalled:
         """Add ``model``, just enabled; ``name`` is for the warning."""
         self._names[model] = name
         if self._handle is None:
-            self._handle = register_optimizer_step_post_hook(self._look)
+            self._handle = register_optimizer_step_post_hook(self._warn_of_uncalled)
 
     def discard(self, model: nn.Module) -> None:
         """Remove ``model``, which was called or is not enabled any more; no effect if it is not there."""
@@ -33,7 +33,7 @@ class Uncalled:
             self._handle.remove()
             self._handle = None
 
-    def _look(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _warn_of_uncalled(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Warn of the models that ``optimizer``, which just took a step, has trained."""
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         for model, name in list(self._names.items()):
@@ -48,4 +48,4 @@ class Uncalled:
                 warn(sentence, NotManaged)
 
 
-UNCALLED = Uncalled()
+UNCALLED_MODELS = UncalledModels()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmswap.call_monitor import UNCALLED
+from lmswap.call_monitor import UNCALLED_MODELS
 from lmswap.capture.aot import refuse_graph_rewriters
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.global_state import GlobalState
@@ -97,7 +97,7 @@ class ModelCall:
             return self._call_without_gradients(args, kwargs)
         if not self._was_called:
             self._was_called = True
-            UNCALLED.discard(self._model)
+            UNCALLED_MODELS.discard(self._model)
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
         self._hooks.pop_leftovers()

@@ -11,10 +11,10 @@ import stat
 import zlib
 from pathlib import Path
 
-_MOST_BYTES = 2**30  # of text; parsed JSON takes ten times as much
+_MAX_BYTES = 2**30  # of text; parsed JSON takes ten times as much
 # Programs and profilers' JSON compress by 12 to 17 times; a file that exceeds this limit is none of them. The format
 # itself allows up to 1032.
-_MOST_TIMES = 100
+_MAX_EXPANSION = 100
 _PIECE_BYTES = 2**20
 _LIMIT = "no more than 1.00 GiB of text are read"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # stands for a byte that is not UTF-8, see os.fsdecode
@@ -51,20 +51,20 @@ def read_text(path: str | Path) -> str:
         ValueError: it is not UTF-8, a damaged gzip file, or one that expands beyond any text of lmswap.
     """
     with open_file(path) as file:
-        if (nbytes := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+        if (nbytes := os.fstat(file.fileno()).st_size) > _MAX_BYTES:
             raise OSError(errno.EFBIG, f"it has {nbytes / 2**30:.2f} GiB, and {_LIMIT}")
-        content = _read(file, _MOST_BYTES)
+        content = _read(file, _MAX_BYTES)
         if content is None:  # files of the kernel state no length
             raise OSError(errno.EFBIG, f"it does not end, and {_LIMIT}")
     return (_unpack(content) if content.startswith(_GZIP) else content).decode()
 
 
-def _read(file: io.BufferedIOBase, most_bytes: int) -> bytearray | None:
-    """Return the content of ``file``; None if that is more than ``most_bytes``."""
+def _read(file: io.BufferedIOBase, max_bytes: int) -> bytearray | None:
+    """Return the content of ``file``; None if that is more than ``max_bytes``."""
     content = bytearray()
     while piece := file.read(_PIECE_BYTES):
         content += piece
-        if len(content) > most_bytes:
+        if len(content) > max_bytes:
             return None
     return content
 
@@ -72,9 +72,9 @@ def _read(file: io.BufferedIOBase, most_bytes: int) -> bytearray | None:
 def _unpack(packed: bytearray) -> bytearray:
     try:
         with gzip.open(io.BytesIO(packed)) as file:
-            content = _read(file, min(_MOST_BYTES, _MOST_TIMES * len(packed)))
+            content = _read(file, min(_MAX_BYTES, _MAX_EXPANSION * len(packed)))
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"it is a damaged gzip file: {error}") from error
     if content is None:
-        raise ValueError(f"it unpacks to more than {_MOST_TIMES} times its {len(packed)} bytes, or than 1 GiB")
+        raise ValueError(f"it unpacks to more than {_MAX_EXPANSION} times its {len(packed)} bytes, or than 1 GiB")
     return content

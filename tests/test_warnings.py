@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.call_monitor import UNCALLED
+from lmswap.call_monitor import UNCALLED_MODELS
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
@@ -228,12 +228,12 @@ def test_a_model_used_only_through_its_compiled_module_is_warned_of():
 def test_no_warning_for_a_called_model_and_optimizers_of_others():
     torch.compiler.reset()
     model, other = lmswap.enable(Net()), nn.Linear(4, 4)
-    assert UNCALLED._handle is not None
+    assert UNCALLED_MODELS._handle is not None
     other(torch.randn(2, 4)).sum().backward()
     torch.optim.SGD(other.parameters(), lr=0.1).step()
     torch.optim.SGD(model.parameters(), lr=0.1).step()  # nothing to take a step by
     model(batch()).square().mean().backward()
-    assert UNCALLED._handle is None
+    assert UNCALLED_MODELS._handle is None
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     lmswap.disable(model)
 
@@ -241,7 +241,7 @@ def test_no_warning_for_a_called_model_and_optimizers_of_others():
 def test_a_disabled_model_is_not_looked_at_any_more():
     model = lmswap.enable(Net())
     lmswap.disable(model)
-    assert UNCALLED._handle is None
+    assert UNCALLED_MODELS._handle is None
     model(batch()).square().mean().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 

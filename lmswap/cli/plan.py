@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lmswap.analyze.memory import StepMemory
     from lmswap.cli import Commands
 
-_Described = TypeVar("_Described")
+_Parsed = TypeVar("_Parsed")
 _WHOLE = "the unplanned peak"  # of which a budget may be a share
 
 
@@ -85,8 +85,8 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError(f"--ranks and --network have moved out of the package; in a checkout, run: {command}")
     page = check_can_write(options.html, ENDING) if options.html else None
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
-    program = read_described(options.program, Program.from_json)
-    machine = read_described(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
+    program = read_parsed(options.program, Program.from_json)
+    machine = read_parsed(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
     costs = roofline(program, machine)
     memory, fixed = StepMemory(program, costs), program.fixed or FixedMemory()
     budget_bytes = parse_step_budget(options.budget, memory, fixed)
@@ -215,7 +215,7 @@ def plan_text(
     table.add_row(
         "peak", f"{format_bytes(figures['peak_bytes'])} of a budget of {format_bytes(figures['budget_bytes'])}"
     )
-    table.add_row("budget", _counted(program, plan, figures["budget_bytes"]))
+    table.add_row("budget", _counted_memory(program, plan, figures["budget_bytes"]))
     if note:
         table.add_row("note", note)
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
@@ -224,7 +224,7 @@ def plan_text(
     return render_text(table, Text(), explanation.tables())
 
 
-def _counted(program: Program, plan: Plan, budget_bytes: int) -> str:
+def _counted_memory(program: Program, plan: Plan, budget_bytes: int) -> str:
     """Return what the budget counts."""
     if program.fixed is None:
         return "the step's tensors only: the file does not say what else the device holds"
@@ -245,7 +245,7 @@ def this_machine(tier: str | None) -> Machine:
     return describe_machine(device, tier or default_tier(device.type))
 
 
-def read_described(path: str, parse: Callable[[str], _Described]) -> _Described:
+def read_parsed(path: str, parse: Callable[[str], _Parsed]) -> _Parsed:
     """Parse the text of a file; errors name the file."""
     try:
         text = read_text(path)

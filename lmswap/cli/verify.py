@@ -94,15 +94,16 @@ def _run_verified(command: list[str]) -> tuple[int, Sequence[Verified]]:
 
 def _verdict(code: int, models: Sequence[Verified]) -> str:
     if code == 0:
-        return "verified: all results and all copies are the same with and without swaps" + _beside_plain_torch(models)
+        plain = _compared_with_plain_torch(models)
+        return "verified: all results and all copies are the same with and without swaps" + plain
     if code == DIFFERS:
         return "NOT the same with swaps as without: do not train so"
     if code != NOTHING_VERIFIED:
         return f"the script failed with exit code {code}; what is said above is what was checked before"
-    return _what_is_missing(models)
+    return _unverified(models)
 
 
-def _what_is_missing(models: Sequence[Verified]) -> str:
+def _unverified(models: Sequence[Verified]) -> str:
     if not models:
         return "nothing was verified: the script enabled no model"
     if not any(model.num_transfers for model in models):
@@ -115,7 +116,7 @@ def _what_is_missing(models: Sequence[Verified]) -> str:
     return "only copies were verified: results are compared with compiler='fx', saved tensors with compiler='eager'"
 
 
-def _beside_plain_torch(models: Sequence[Verified]) -> str:
+def _compared_with_plain_torch(models: Sequence[Verified]) -> str:
     if not all(model.num_plain_outputs or model.num_saved for model in models):
         return ""
     is_partly = any(model.rounded_otherwise or model.may_go_another_way for model in models)
