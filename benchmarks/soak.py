@@ -73,7 +73,7 @@ COURSES = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What the process and the engine hold between two steps; RSS as the kernel counts it."""
+    """Memory of the process and of the engine between two steps, in bytes; RSS as the kernel counts it."""
 
     step: int
     resident_bytes: int
@@ -99,7 +99,7 @@ class Soak:
     samples: tuple[Sample, ...]
 
     def grown_bytes(self, first_step: int) -> int:
-        """How much more memory was resident at the end than at the first sample from ``first_step`` on."""
+        """Growth of resident memory, in bytes, from the first sample at or after ``first_step`` to the last."""
         since = [sample for sample in self.samples if sample.step >= first_step]
         return since[-1].resident_bytes - since[0].resident_bytes
 
@@ -184,7 +184,7 @@ def _train(  # noqa: PLR0917 - all of them are what is trained, and how
 
 
 def _lost_to(model: nn.Module, batch: torch.Tensor, accident: str, numbers: random.Random) -> str:
-    """Makes one step with ``accident`` in it; what ended it, "" if it came to its end."""
+    """Runs one step with ``accident`` in it; returns what ended it, "" if it completed."""
     engine = lmswap.api._sessions[model].engine
     try:
         with _no_memory(engine, numbers.randrange(8) if accident == "out of memory" else -1):
@@ -211,7 +211,7 @@ def _raise(error: type[BaseException], _: torch.Tensor) -> None:
 
 
 def _no_memory(engine: SwapEngine, calls_left: int) -> mock._patch[object]:
-    """Lets the call that takes memory for a copy in fail, after so many that do not; none if ``calls_left`` is -1."""
+    """Patch by which a swap-in fails to allocate after ``calls_left`` that do not; none fails if it is -1."""
     in_start, left = engine.in_start, iter(range(calls_left, -2, -1))
 
     def take(token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
@@ -223,7 +223,7 @@ def _no_memory(engine: SwapEngine, calls_left: int) -> mock._patch[object]:
 
 
 def _change_byte(engine: SwapEngine, numbers: random.Random) -> None:
-    """Changes one byte of the swap file, which only /proc leads to; whether anybody reads it again is chance."""
+    """Changes one byte of the swap file, found through /proc; it may or may not be read later."""
     nbytes = engine.native.tier_stats("disk").capacity_bytes
     for link in Path("/proc/self/fd").iterdir():
         if link.exists() and link.is_file() and link.stat().st_size == nbytes > 0 == link.stat().st_nlink:

@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "tests_cpu.json"
 
 
 def read(path: Path) -> dict[str, object]:
-    """How many tests passed, were skipped and failed, when they began, and what they took."""
+    """Numbers of passed, skipped and failed tests, when they began, and their seconds."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     total = {
         name: sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "skipped", "failures", "errors")
@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, object]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Keeps what the file says, if nothing failed; 0, or 1 if something did."""
+    """Stores the result of the file if nothing failed; returns 0, or 1 if something failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tests_kept", description=__doc__)
     parser.add_argument("results", type=Path, help="what pytest wrote")
     found = read(parser.parse_args(argv).results)

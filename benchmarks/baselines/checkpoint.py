@@ -58,7 +58,7 @@ class _Choice:
 
 
 def _choices(memory: StepMemory) -> Iterator[_Choice]:
-    """At each depth with none, the first, the first two … blocks checkpointed."""
+    """Yields, for each module depth, the step with its first 0, 1, 2 … blocks checkpointed."""
     program, seconds = memory.program, memory.costs.seconds
     repeatable = repeatable_ops(program)
     deepest = max((op.module.count(".") + 1 for op in program.ops), default=1)
@@ -72,7 +72,7 @@ def _choices(memory: StepMemory) -> Iterator[_Choice]:
 
 
 def _blocks(program: Program, depth: int, repeatable: Sequence[bool]) -> list[_Block]:
-    """The blocks that can free memory: runs of forward ops within one module of ``depth``."""
+    """The blocks that can free memory, in forward order: runs of forward ops within one module of ``depth``."""
 
     def module(op: Op) -> str:
         path = op.module.split(".")
@@ -100,7 +100,7 @@ def _blocks(program: Program, depth: int, repeatable: Sequence[bool]) -> list[_B
 def _block(
     program: Program, again: Sequence[Op], inside: range, backward: Segment, readers: dict[int, list[int]]
 ) -> _Block | None:
-    """The block of the ops ``again`` out of ``inside``; None if it has nothing to drop that the backward needs."""
+    """The block that recomputes the ops ``again``; None if it drops nothing that the backward needs."""
     first_need, last_op = backward.stop, -1
     for op in again:
         for buffer in op.writes:
@@ -134,7 +134,7 @@ class _Trial:
         self._scratch = np.array(memory.costs.scratch_bytes, np.int64)[self._slots]
 
     def peaks(self) -> Iterator[int]:
-        """The peak with no block checkpointed, with the first one, with the first two, and so on."""
+        """Yields the peak in bytes with the first 0, 1, 2 … blocks checkpointed."""
         runs = np.array(self._owners) == -1
         change = np.zeros(len(self._slots) + 1, np.int64)
         for buffer in self._uses:
@@ -159,7 +159,7 @@ class _Trial:
         self._owners.append(owner)
 
     def _add(self, change: Bytes, buffer: int, count: int, *, sign: int = 1) -> None:
-        """Adds to ``change`` the bytes of ``buffer``, with the first ``count`` blocks checkpointed."""
+        """Adds the bytes of ``buffer``, times ``sign``, to ``change`` by slot, with ``count`` blocks checkpointed."""
         nbytes = sign * self._program.buffers[buffer].nbytes
         for start, stop in self._lives(buffer, count):
             change[start] += nbytes

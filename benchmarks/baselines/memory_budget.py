@@ -69,13 +69,13 @@ class _SavedActivations:
         return origin != here and origin.can_pass_values_to(here)
 
     def knapsack(self, memory: StepMemory) -> _Knapsack:
-        """The knapsack of the values: the bytes of each, and the seconds of the op that makes it."""
+        """The knapsack whose weights are the bytes of each activation, and whose values are its op's seconds."""
         nbytes = np.array([self._program.buffers[value].nbytes for value in self.values], np.float64)
         parts = np.rint(nbytes / max(nbytes.sum(), 1.0) * _PARTS).astype(np.int64)
         return _Knapsack(self.values, parts, [memory.costs.seconds[self._producer[value]] for value in self.values])
 
     def recomputes(self, kept: Collection[int]) -> list[Recompute]:
-        """Recomputes of all values but ``kept``, before their first reader, preceded by those of missing inputs."""
+        """Recomputes of all activations but ``kept``, at their first reader, after those of missing inputs."""
         found: list[Recompute] = []
         present, gone = set(kept), set(self.values) - set(kept)
 
@@ -111,7 +111,7 @@ class _Knapsack:
             most[size:] = np.maximum(most[size:], taken)
 
     def best(self, capacity: int) -> list[int]:
-        """The chosen values, last first."""
+        """Buffers of the most valuable set within ``capacity`` parts, last first."""
         found = []
         for number in reversed(range(len(self._values))):
             if self._takes[number, capacity]:

@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> int:
 
 
 def _measure(settings: Settings, folder: Path, command: str, console: Console) -> Results:
-    """Runs the stages that ``folder`` does not hold yet."""
+    """Runs the stages whose results ``folder`` does not hold yet; returns the results of all stages."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RESULTS
     runner = Runner(settings, folder, console)

@@ -30,18 +30,18 @@ class Table:
 
 
 def utilization(runs: Sequence[Run]) -> float | None:
-    """The median over runs of the time in which the device computes, over the measured window."""
+    """Median share, 0 to 1, of the measured window in which the device computes; None where no run was profiled."""
     return median_of([run.figures for run in runs if run.figures is not None], lambda figures: figures.utilization)
 
 
 def median_of(figures: Sequence[Figures], value: Callable[[Figures], float | None]) -> float | None:
-    """The median of a value over the figures that have it."""
+    """The median of a value over the figures that have it; None if none has."""
     values = [found for found in map(value, figures) if found is not None]
     return statistics.median(values) if values else None
 
 
 def times(spread: Spread | None) -> str:
-    """A ratio with its spread."""
+    """Formats a ratio with its spread: "1.050 × [1.040, 1.060]"; "–" for None."""
     if spread is None:
         return NOTHING
     brackets = f" [{spread.low:.3f}, {spread.high:.3f}]" if spread.num > 1 else ""
@@ -49,12 +49,12 @@ def times(spread: Spread | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share."""
+    """Formats a share, 0 to 1, in per cent; "–" for None."""
     return NOTHING if share is None else f"{share:.1%}".replace("%", " %")
 
 
 def ratio_name(link: LinkRuns) -> str:
-    """A link by its ratio of transfer to compute time, and by the system that it stands for."""
+    """Name of a link: its ratio of transfer to compute time, and the system that it represents."""
     system = next((system for system in SYSTEMS if system.key == link.name), None)
     if system is None:
         return f"{link.ratio:.2g} ({link.name})"
@@ -62,6 +62,6 @@ def ratio_name(link: LinkRuns) -> str:
 
 
 def link_overhead(results: Results, name: str, policy: str = "auto") -> Spread | None:
-    """Overhead of the large size over a link."""
+    """Step time of the large size over the link ``name`` relative to unlimited memory; None where it was not run."""
     link = results.links.of(name) if results.links else None
     return overhead(link.of(policy), results.links.unswapped) if link and results.links else None

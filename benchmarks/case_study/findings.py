@@ -38,12 +38,12 @@ def headline(results: Results) -> str:
 
 
 def ladder_overhead(ladder: Ladder, size: int) -> Spread | None:
-    """Overhead of a size under the budget."""
+    """Step time of a size under the budget relative to unlimited memory; None where it was not run."""
     return overhead(ladder.of(size, "swapped"), ladder.of(size, "unswapped"))
 
 
 def ladder_table(results: Results) -> Table | None:
-    """Every size with unlimited memory and under the budget: how long steps take."""
+    """Step time and throughput of every size, free and under the budget; None before that stage has run."""
     ladder, settings = results.ladder, results.settings
     if ladder is None or ladder.budget_bytes is None:
         return None
@@ -68,7 +68,7 @@ def ladder_table(results: Results) -> Table | None:
 
 
 def promise_table(results: Results) -> Table | None:
-    """What was predicted of the swapped steps, beside what was measured."""
+    """Predicted and measured peaks, bytes and seconds of the swapped steps; None before that stage has run."""
     ladder = results.ladder
     if ladder is None or ladder.budget_bytes is None:
         return None
@@ -102,7 +102,7 @@ def _two_digits(seconds: float | None) -> str:
 
 
 def link_table(results: Results) -> Table | None:
-    """The links beside each other, and policies over each."""
+    """A row for each link and policy; None before that stage has run."""
     links = results.links
     if links is None:
         return None
@@ -147,7 +147,7 @@ def _link_cells(runs: Sequence[Run], links: Links) -> tuple[str, ...]:
 
 
 def stall_table(results: Results) -> Table | None:
-    """Which ops waited for which copies, over each link."""
+    """The longest stalls over each link: op, buffer, cause and ms per step; None before that stage has run."""
     if results.links is None:
         return None
     rows: list[tuple[str, ...]] = []
@@ -177,7 +177,7 @@ def stall_table(results: Results) -> Table | None:
 
 
 def _where_time_goes(links: Links, link: LinkRuns) -> str:
-    """What a step over ``link`` takes longer than one with unlimited memory, and for what."""
+    """A sentence on the additional seconds of a step over ``link``, by cause."""
     runs, free = link.of("auto"), links.unswapped
     stalled, computing, before = (
         median_of([run.figures for run in some if run.figures is not None], value)
@@ -199,7 +199,7 @@ def _where_time_goes(links: Links, link: LinkRuns) -> str:
 
 
 def _best_possible(run: Run) -> str:
-    """What the plan of ``run`` would take by the costs of its ops, beside what those allow."""
+    """A sentence on the predicted seconds of the plan of ``run`` and their lower bound."""
     swapping = run.swapping
     if swapping is None or not swapping.predicted_seconds or not swapping.bound_seconds or not swapping.free_seconds:
         return ""
@@ -211,7 +211,7 @@ def _best_possible(run: Run) -> str:
 
 
 def dice_table(results: Results) -> Table | None:
-    """Means of what the box plots show."""
+    """Mean Dice by region and size, as in the box plots; None before an evaluation."""
     if results.evaluation is None:
         return None
     scores = results.evaluation.scores
@@ -230,7 +230,7 @@ def dice_table(results: Results) -> Table | None:
 
 
 def failure_table(results: Results) -> Table | None:
-    """What did not finish, and why."""
+    """The runs that did not finish, with their errors; None if all did."""
     if not results.failures:
         return None
     rows = tuple((f.configuration.name, f.configuration.policy or "", f.message) for f in results.failures)

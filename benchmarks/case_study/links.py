@@ -69,7 +69,7 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
 
 
 def basis_of(unswapped: Sequence[Run]) -> Swapping | None:
-    """What ratios are set by: the shortest forward pass of some runs of the same graphs without a budget."""
+    """Figures of the run with the shortest forward pass, by which the ratios are set; None without any."""
     passes = [run.swapping for run in unswapped if run.swapping is not None]
     return min(passes, key=lambda swapping: swapping.forward_seconds, default=None)
 
@@ -98,17 +98,17 @@ def choose_links(device: str, basis: Swapping) -> list[LinkRuns]:
 
 
 def left_out(device: str, links: Sequence[LinkRuns]) -> list[str]:
-    """The links with a name that are not among ``links``: nothing on ``device`` copies as fast."""
+    """Names of the links that no tier of ``device`` is fast enough to emulate: those that ``links`` lack."""
     return [name for name in _named_links(device) if all(link.name != name for link in links)]
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """A rate each way as `lmswap.enable` reads it."""
+    """Formats a rate as the option ``link`` of `lmswap.enable`, the same each way."""
     return f"{bytes_per_second / 1e9:.4g}GB/s"
 
 
 def describe_link(link: LinkRuns) -> str:
-    """In words: is it emulated, and how fast is it?"""
+    """Describes a link: measured or emulated, its tier, and its rates in GB/s."""
     rate = f"{link.bytes_per_second / 1e9:.2f} GB/s each way"
     if link.link is None:
         return f"the device's own link, {rate} by itself"
@@ -117,12 +117,12 @@ def describe_link(link: LinkRuns) -> str:
 
 
 def _named_links(device: str) -> Mapping[str, EmulatedLink]:
-    """Those that a device of this type is set beside."""
+    """By name: the links with which a device of type "cpu" or "cuda" is compared."""
     return {} if device == "cpu" else PRESETS
 
 
 def _tier_as_fast(tiers: Mapping[str, Link], wanted: EmulatedLink) -> str | None:
-    """Over which of ``tiers``, from the one to prefer on, copies can be paced to ``wanted``; None if over none."""
+    """The first of ``tiers``, in order of preference, whose link can be paced to ``wanted``; None if none can."""
     for tier, own in tiers.items():
         sends = wanted.out_bytes_per_second <= _TRUSTED_SHARE * own.out_rate.bytes_per_second
         if sends and wanted.in_bytes_per_second <= _TRUSTED_SHARE * own.in_rate.bytes_per_second:
@@ -135,6 +135,6 @@ def _link_of(tier: str) -> Link:
 
 
 def _with_picture(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs with the spans of the one that is drawn: the last of policy auto."""
+    """``runs`` without spans, except for the one that is drawn: the last of policy auto."""
     drawn = max((n for n, run in enumerate(runs) if run.configuration.policy == "auto"), default=None)
     return tuple(without_curves(run, keep_spans=n == drawn) for n, run in enumerate(runs))

@@ -32,7 +32,7 @@ class Picture:
 
     @property
     def uri(self) -> str:
-        """The picture itself as an address."""
+        """The picture as a data URI."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg.encode()).decode()
 
 
@@ -144,7 +144,7 @@ def _two_steps(results: Results) -> tuple[Picture, ...]:
 
 
 def _measured_steps(results: Results) -> list[tuple[str, Timeline]]:
-    """By title: the drawn step over the link of each system."""
+    """(title, timeline) of the drawn step over the link of each system."""
     found = []
     for system in SYSTEMS:
         link = results.links.of(system.key) if results.links else None
@@ -184,7 +184,7 @@ def _dice(results: Results) -> tuple[Picture, ...]:
 
 
 def _write_traces(results: Results, folder: Path) -> list[Path]:
-    """The drawn steps for Perfetto."""
+    """Writes the drawn steps as trace files for Perfetto; returns their paths."""
     written = []
     for name, steps in (("measured", _measured_steps(results)), ("predicted", _predicted_steps(results))):
         if steps:

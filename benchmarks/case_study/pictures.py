@@ -33,7 +33,7 @@ _MOST_JOINED = 24  # more lines than that are a grey area
 
 
 def draw_curve(points: Sequence[tuple[int, Spread]], small: int) -> str:
-    """Overhead by size: the median over repeats with its spread, and where IBM's curves end."""
+    """SVG of step time over that of the small size, by size: median and spread over repeats, and IBM's last points."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 4.6), layout="constrained")
         axes = figure.subplots()
@@ -61,7 +61,7 @@ def draw_curve(points: Sequence[tuple[int, Spread]], small: int) -> str:
 
 
 def draw_links(rows: Sequence[tuple[str, str, Spread | None]]) -> str:
-    """Step over that of unlimited memory as bars; rows are (link, whose, how much), None where nothing was measured."""
+    """SVG bars of step time relative to unlimited memory; rows are (link, source, ratio), None where not measured."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 0.9 + 0.42 * len(rows)), layout="constrained")
         axes = figure.subplots()
@@ -84,7 +84,7 @@ def draw_links(rows: Sequence[tuple[str, str, Spread | None]]) -> str:
 
 
 def draw_two_steps(steps: Sequence[tuple[str, Timeline]]) -> str:
-    """The same step over two links, on one scale of time; lines join a tensor's trips in the upper and the lower."""
+    """SVG of the same step over two links on one time scale; lines join the copies of a tensor."""
     upper, lower = (timeline for _, timeline in steps)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.4), layout="constrained")
@@ -140,7 +140,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline, order: Sequence[Lane]) -> None:
 
 
 def _joined(upper: Timeline, lower: Timeline) -> list[tuple[Lane, Span, Span]]:
-    """The largest tensors that both timelines move, by lane; of several trips the first."""
+    """(lane, upper copy, lower copy) of the largest tensors that both timelines swap; of several copies the first."""
     pairs = []
     for lane in (Lane.OUT, Lane.IN):
         first: list[dict[int, Span]] = [{}, {}]

@@ -46,7 +46,7 @@ class System:
 
     @property
     def overhead(self) -> float:
-        """Epoch of one swapped training at 192³ over that of one at 144³ without swapping, by voxel."""
+        """Seconds per voxel of a swapped epoch at 192³ over those of one at 144³ without swapping."""
         return self.epoch_seconds["large"] / (self.epoch_seconds["small"] * (LARGE / SMALL) ** 3)
 
 

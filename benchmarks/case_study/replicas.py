@@ -65,12 +65,12 @@ def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> 
 
 
 def _alone(row: EpochRow, system: str | None, runs: Sequence[Run]) -> list[Together]:
-    """The last of some runs, the nearest in time, as a row."""
+    """The last of ``runs``, the nearest in time, as a row of one training; empty without runs."""
     return [Together(row, system, (without_curves(run),), (run.seconds_per_step,)) for run in runs[-1:]]
 
 
 def _contended(configuration: Configuration, link: LinkRuns, system: System, folder: Path) -> Configuration:
-    """``configuration`` over what the system has for more GPUs: the same link for all, or a slower one for each."""
+    """``configuration`` with the link of several GPUs of ``system``: one shared by all, or a slower one for each."""
     if system.contended_share is None:
         shared = folder / f"{system.key}.link"
         shared.unlink(missing_ok=True)  # an aborted run's may be of another rate
@@ -79,7 +79,7 @@ def _contended(configuration: Configuration, link: LinkRuns, system: System, fol
 
 
 def seconds_while_all_train(runs: Sequence[Run]) -> tuple[float, ...]:
-    """By run: the median of the timed steps that ended before the first of the runs had finished."""
+    """By run: median seconds of the timed steps that ended before the first of the runs finished."""
     first_end = min(run.step_ends[-1] for run in runs)
     medians = []
     for run in runs:

@@ -84,7 +84,7 @@ class Ladder:
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """What holds a training to the small size's memory, as fields of its configuration."""
+        """Fields of a configuration that limit a training to the small size's memory, in bytes."""
         return {"budget_bytes": self.budget_bytes, "cap_bytes": self.cap_bytes}
 
     def of(self, size: int, kind: str) -> tuple[Run, ...]:
@@ -191,7 +191,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What trained models score: the content of ``folder``, and what their data are."""
+    """Dice scores of trained models: the content of ``folder``, and a description of their data."""
 
     folder: str
     data: str
@@ -223,7 +223,7 @@ class Results:
 
     @staticmethod
     def from_fields(data: Mapping[str, Any]) -> Results:
-        """What a file of this schema holds."""
+        """Rebuilds results from the parsed JSON of a results file."""
         return _CONVERTER.structure({name: value for name, value in data.items() if name != "schema"}, Results)
 
     @staticmethod
@@ -249,7 +249,7 @@ _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
 
 def _unstructure_score(score: Score) -> dict[str, Any]:
-    """JSON has no NaN, which stands for a region that neither truth nor prediction has."""
+    """Fields of ``score`` for JSON, which lacks NaN: None for a region absent from both truth and prediction."""
     nan = {region: None for region in REGIONS if math.isnan(score.of(region))}
     return asdict(score) | nan
 
@@ -264,7 +264,7 @@ _CONVERTER.register_structure_hook(Score, _structure_score)
 
 
 def without_curves(run: Run, *, keep_spans: bool = False) -> Run:
-    """``run`` as it is kept in a results file: no memory curves, and spans only where they are to be drawn."""
+    """``run`` as stored in a results file: without memory curves, and without spans unless ``keep_spans``."""
     if run.swapping is None:
         return replace(run, memory=())
     swapping = replace(run.swapping, tensor_memory=(), spans=run.swapping.spans if keep_spans else ())

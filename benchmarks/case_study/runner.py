@@ -45,7 +45,7 @@ def sharing_cores(device: str, num_trainings: int) -> Iterator[None]:
 
 
 class Trial(NamedTuple):
-    """What is to be run, and where what comes of it goes."""
+    """A configuration to run, and the lists that its run or failure is appended to."""
 
     configuration: Configuration
     runs: list[Run]

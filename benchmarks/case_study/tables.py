@@ -23,7 +23,7 @@ from benchmarks.case_study.results import Results, Together
 
 
 def goals(results: Results) -> Table:
-    """What was to be reached: overhead and utilization at the case study's ratios of transfer to compute time."""
+    """Goals and results: overhead and utilization at the case study's ratios of transfer to compute time."""
     rows: list[tuple[str, ...]] = []
     for system in SYSTEMS:
         link = results.links.of(system.key) if results.links else None
@@ -53,7 +53,7 @@ def goals(results: Results) -> Table:
 
 
 def box_table(results: Results) -> Table | None:
-    """Table 1."""
+    """Table 1: bounding boxes of brains, published and here; None before that stage has run."""
     if results.boxes is None:
         return None
     axes = list(zip(*results.boxes.sides, strict=True))
@@ -76,7 +76,7 @@ def box_table(results: Results) -> Table | None:
 
 
 def epoch_table(results: Results) -> Table | None:
-    """Tables 2, 3 and 5."""
+    """Tables 2, 3 and 5: seconds per epoch of trainings that share a link; None before that stage has run."""
     replicas, settings = results.replicas, results.settings
     if replicas is None:
         return None
@@ -111,7 +111,7 @@ def epoch_table(results: Results) -> Table | None:
 
 
 def profile_table(results: Results) -> Table | None:
-    """Tables 4 and 6."""
+    """Tables 4 and 6: rates, utilization and overlap by link; None before that stage has run."""
     if results.links is None:
         return None
     rows: list[tuple[str, ...]] = []
@@ -145,7 +145,7 @@ def profile_table(results: Results) -> Table | None:
 
 
 def prediction_table(results: Results) -> Table | None:
-    """The case study without the machine: IBM's measurements, the simulator's, and what was measured here."""
+    """IBM's measurements, the simulator's predictions for IBM's machines, and measurements here."""
     if results.predictions is None:
         return None
     found = results.predictions
@@ -182,7 +182,7 @@ def _epoch(together: Together | None) -> float | None:
 
 
 def _beside(theirs: float, ours: float | None, form: Callable[[float], str]) -> str:
-    """IBM's figure, ours, and ours over IBM's."""
+    """Formats IBM's figure, ours, and the ratio of ours to IBM's."""
     return (
         f"{form(theirs)} | {NOTHING} | {NOTHING}"
         if ours is None

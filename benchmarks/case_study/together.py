@@ -25,7 +25,7 @@ MACHINE, NETWORK = "v100_nvlink2", "ac922"
 
 @dataclass(frozen=True)
 class Row:
-    """So many GPUs; efficiencies are shares of the speed that each has alone."""
+    """A number of GPUs; efficiencies are shares, 0 to 1, of the speed that each has alone."""
 
     num_gpus: int
     published: float
@@ -35,7 +35,7 @@ class Row:
     all_reduce_seconds: float
 
     def __str__(self) -> str:
-        """The row as the documentation has it."""
+        """The row in Markdown, as in the documentation."""
         shares = (self.published, self.of_epoch, self.of_step, self.of_small_step)
         cells = [str(self.num_gpus), *(f"{100 * share:.2f} %" for share in shares)]
         return f"| {' | '.join(cells)} | {1e3 * self.all_reduce_seconds:.2f} ms |"
@@ -65,7 +65,7 @@ def predict_together() -> list[Row]:
 
 
 def _scaling(name: str) -> Scaling:
-    """A size on 1 to 16 GPUs, each with the memory that the small one needs."""
+    """Predicted steps of the size ``name`` on 1 to 16 GPUs, each with the memory that the small size needs."""
     machine, program, small = load_machine(MACHINE), load_program(name), load_program(SMALL)
     budget_bytes = StepMemory(small, roofline(small, machine)).peak.nbytes
     ranks = Ranks(max(EPOCH_SECONDS_TOGETHER), PRESETS[NETWORK])

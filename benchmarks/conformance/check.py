@@ -68,7 +68,7 @@ class Figures:
 
     @property
     def error(self) -> float:
-        """By how much the prediction was off, as a share of what was measured."""
+        """Predicted over measured peak, less 1."""
         return self.predicted_bytes / self.measured_bytes - 1
 
 
@@ -271,7 +271,7 @@ def _verdict(
 
 
 def _torchs_own(trial: Trial, plain: Training, memory: TensorMemory) -> str:
-    """How plain torch's own runs differ, or ""."""
+    """Describes how runs of plain torch differ from each other; "" if they do not."""
     runs = (train(trial, PLAIN, memory).bits for _ in range(_MOST_PLAIN_RUNS))
     return next(filter(None, (_difference(plain.bits, bits) for bits in runs)), "")
 

@@ -28,7 +28,7 @@ class Results:
         return replace(self, outcomes=tuple(outcomes))
 
     def write(self, path: Path) -> None:
-        """Writes one outcome a line."""
+        """Writes JSON with one outcome per line; bytes and seconds."""
         lines = ",\n".join(json.dumps(asdict(outcome)) for outcome in self.outcomes)
         head = json.dumps({"schema": SCHEMA, "origin": self.origin})[1:-1]
         write_text(path, f'{{{head}, "outcomes": [\n{lines}\n]}}\n')

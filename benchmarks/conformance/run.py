@@ -87,7 +87,7 @@ def cases(packages: Sequence[str], models: Sequence[str] = (), paths: Sequence[s
 
 
 def run_all(chosen: Sequence[Case], *, at_once: int) -> Iterator[Outcome]:
-    """Runs the cases and gives their outcomes in order."""
+    """Runs the cases, ``at_once`` in parallel, and yields their outcomes in order."""
     context = multiprocessing.get_context("forkserver")
     of_packages = dict.fromkeys(PACKAGES[case.package] for case in chosen)
     context.set_forkserver_preload([*_PRELOADED, *of_packages])
@@ -98,7 +98,7 @@ def run_all(chosen: Sequence[Case], *, at_once: int) -> Iterator[Outcome]:
 
 
 def run_fresh(case: Case) -> Outcome:
-    """Runs a case in a fresh process, and ends that when it takes too long."""
+    """Runs a case in a fresh process, which is ended at the time limit; returns the outcome in either case."""
     context, started = multiprocessing.get_context("forkserver"), time.perf_counter()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(case, sender), daemon=True)
@@ -124,7 +124,7 @@ def run_fresh(case: Case) -> Outcome:
 
 
 def _run(case: Case, sender: Connection) -> None:
-    """Sends what is found in each trial of the case."""
+    """Sends the finding of each trial of the case through ``sender``; runs in the fresh process."""
     import torch  # noqa: PLC0415 - the process that starts these needs none of it
 
     from benchmarks.conformance.check import check_all  # noqa: PLC0415

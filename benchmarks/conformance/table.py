@@ -156,7 +156,7 @@ def _has_error(figures: Figures) -> bool:
 
 
 def _share(outcome: Outcome) -> float | None:
-    """Of the bytes before, measured where they can be, else predicted."""
+    """Peak as a share of the peak without swapping, measured if possible, else predicted."""
     before, after = outcome.finding.before, outcome.finding.after
     if before is None or after is None or not before.predicted_bytes:
         return None

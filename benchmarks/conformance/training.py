@@ -63,7 +63,7 @@ class Training:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the last step moved bytes or computed some again."""
+        """Whether the last step swapped or recomputed any bytes."""
         report = self.report
         return report is not None and bool(report.swapped_out_bytes or report.recomputed_bytes)
 
@@ -122,7 +122,7 @@ def _applied(way: Way, model: nn.Module) -> Iterator[Callable[..., Any]]:
 
 
 def _drop_infinite_gradients(model: nn.Module) -> None:
-    """Weights that are not finite any more would leave later steps with nothing to compare."""
+    """Drops gradients that are not finite, which would leave later steps without numbers to compare."""
     for parameter in model.parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             parameter.grad = None
@@ -178,7 +178,7 @@ def _layout(result: Tensor) -> str:
 
 
 def _path(model: nn.Module) -> str:
-    """Which way the step goes: "graph", "3 graphs joined", how many of them run apart, "hooks", or "torch"."""
+    """The path of the step: "graph", "3 graphs joined", the number of separate graphs, "hooks", or "torch"."""
     session = lmswap.api._sessions.get(model)
     if session is None:
         return "torch"

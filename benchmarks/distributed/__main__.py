@@ -141,7 +141,7 @@ def _add_launching(parser: argparse.ArgumentParser, choice: Choice) -> None:
 
 
 def _ranks_of_gpus(num_gpus: int) -> tuple[int, ...]:
-    """1, 2, 4 ... of them, and all."""
+    """Powers of two up to ``num_gpus``, and ``num_gpus``."""
     powers = [2**power for power in range(num_gpus.bit_length()) if 2**power < num_gpus]
     return (*powers, num_gpus) if num_gpus else ()
 

@@ -51,7 +51,7 @@ class _Alarm:
         self._listener.start()
 
     def raise_(self, why: str) -> None:
-        """Reports to all ranks that this one fails; returns when they have heard it."""
+        """Reports to all ranks that this one fails, with the reason; returns when they have received it."""
         self.stop()
         message = f"error: rank {self._rank}: {why}"
         _say(message)
@@ -64,7 +64,7 @@ class _Alarm:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         self._stopped.set()
         self._listener.join()
 

@@ -65,7 +65,7 @@ def _compare(ranks: Ranks, *, per_node: int | None) -> Results:
 
 
 def _each(reduce: Reduce) -> Sum:
-    """One tensor after the other."""
+    """The sum that reduces one tensor after the other."""
 
     def sum_up(tensors: list[Tensor]) -> None:
         for tensor in tensors:
@@ -83,7 +83,7 @@ class _Comparison:
     tensors: list[Tensor]
 
     def of(self, ways: Mapping[str, Sum]) -> list[Reduction]:
-        """The ways take turns, so that all see the same minutes of a shared machine."""
+        """Measures all ways in turns, so that each sees the same load of a shared machine; a result per way."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         sums: dict[str, list[Tensor]] = {}
         for _ in range(REPEATS):
@@ -120,7 +120,7 @@ def _difference(sums: list[Tensor], others: list[Tensor]) -> float:
 
 
 def _ranks_per_node(ranks: Ranks) -> int:
-    """A machine is a node; where there is one, its halves stand for two."""
+    """Ranks of a node: those of a machine, or half of them if there is only one machine."""
     is_one_machine = ranks.local_size == ranks.size
     return ranks.size // 2 if is_one_machine and ranks.size % 2 == 0 else ranks.local_size
 
@@ -131,7 +131,7 @@ def _wait(ranks: Ranks) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what a node is."""
+    """Declares the options of the measurement."""
     parser.add_argument(
         "--ranks-per-node", type=positive, metavar="N", help="taken for a node; default: a machine's, of one half"
     )

@@ -34,12 +34,12 @@ class Turns:
         self._number = 0
 
     def tell_budget(self, nbytes: int) -> None:
-        """Of each rank; said before the first turn."""
+        """Reports the budget of each rank, in bytes; to be called before the first turn."""
         if self._store is not None:
             self._store.set("budget", str(nbytes))
 
     def wait(self) -> None:
-        """Waits without taking a core from who computes."""
+        """Waits for the next turn without occupying a core."""
         if self._store is not None:
             self._store.set(f"waits {self._number}", "")
             self._store.wait([f"turn {self._number}"])
@@ -80,16 +80,16 @@ class Group:
 
     @property
     def has_ended(self) -> bool:
-        """It has reported its results, or failed."""
+        """Whether the group has reported its results or failed."""
         return self._process.poll() is not None
 
     @property
     def budget_bytes(self) -> int:
-        """Of each of its ranks, once it has warmed up."""
+        """Budget in bytes of each rank, known once the group has warmed up."""
         return int(self._store.get("budget"))
 
     def take_turn(self) -> None:
-        """Lets it take one, and waits for that; nothing if it has ended."""
+        """Lets the group take one turn and waits for its end; no effect if the group has ended."""
         if not self.has_ended:
             self._store.set(f"turn {self._number}", "")
             self._number += 1

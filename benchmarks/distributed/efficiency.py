@@ -45,7 +45,7 @@ WARM_UP_STEPS = 5  # lmswap captures and measures in the first, and plans again 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, and what it is called in tables."""
+    """A trained model and its name in tables."""
 
     title: str
     task: Task
@@ -133,7 +133,7 @@ def _measure(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
 
 
 def _timed(step: Callable[[], None]) -> float:
-    """Its seconds on this rank; all begin at once."""
+    """Seconds of ``step`` on this rank; all ranks begin it together."""
     distributed.barrier()
     begun = time.perf_counter()
     step()
@@ -146,7 +146,7 @@ class _Training:
     """A network under a budget that this rank trains for itself, or with the others."""
 
     def __init__(self, ranks: Ranks, task: Task, budget: str) -> None:
-        """Warms up, as ranks that train together do."""
+        """Enables lmswap and warms up, with and without all-reduce."""
         torch.manual_seed(0)
         with ranks.device:
             self._network, self._batch = task.make_model(), task.make_batch()
@@ -159,11 +159,11 @@ class _Training:
         self.step_alone()
 
     def step_together(self) -> None:
-        """A step whose gradients are summed."""
+        """Runs one step with all-reduce of its gradients."""
         self._step(self._shared)
 
     def step_alone(self) -> None:
-        """A step whose gradients are this rank's."""
+        """Runs one step without all-reduce."""
         self._step(self._network)
 
     def _step(self, model: nn.Module) -> None:
@@ -172,7 +172,7 @@ class _Training:
         self._optimizer.zero_grad()
 
     def report(self) -> Report:
-        """Of the last step."""
+        """The report of the last step."""
         return lmswap.report(self._network)
 
     def predict(self, network: Network | None) -> list[Prediction]:
@@ -199,7 +199,7 @@ class _Training:
         return predict_ranks(planned.plan, program, planned.costs, planned.machine, ranks, **limits)
 
     def end(self) -> None:
-        """Gives back what the network's swapping took."""
+        """Disables lmswap and frees its memory."""
         lmswap.disable(self._network)
 
 

@@ -27,7 +27,7 @@ def recipe_parser(
 
 
 def measure(recipe: Callable[[Ranks], Results], record: Path | None) -> int:
-    """Runs ``recipe`` as one of the ranks; its results are the first rank's to write or print. The exit status."""
+    """Runs ``recipe`` as one rank; the first writes the results to ``record`` or prints them. Returns the exit code."""
     try:
         with joined() as ranks:
             results = recipe(ranks)
@@ -43,6 +43,6 @@ def measure(recipe: Callable[[Ranks], Results], record: Path | None) -> int:
 
 
 def say_on(ranks: Ranks) -> Callable[[str], None]:
-    """Prints what all ranks would say, once."""
+    """A function that prints on the first rank only."""
     console = make_console()
     return (lambda text: console.print(text, highlight=False)) if ranks.rank == 0 else lambda _: None

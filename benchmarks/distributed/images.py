@@ -92,7 +92,7 @@ def draw_crop(size: tuple[int, int], seed: int) -> Crop:
 
 
 def middle(size: tuple[int, int]) -> Crop:
-    """The square in the middle."""
+    """The centre square of an image of (width, height), not mirrored."""
     side = _MIDDLE * min(size)
     left, top = (size[0] - side) / 2, (size[1] - side) / 2
     return (left, top, left + side, top + side), False

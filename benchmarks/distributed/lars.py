@@ -1,4 +1,4 @@
-"""LARS: how does a large batch train? Each tensor's step is as long as its own weights allow.
+"""LARS, an optimizer for large batches: each tensor's step is in proportion to the norm of its weights.
 
 You, Gitman, Ginsburg 2017 (arXiv 1708.03888): SGD with momentum, in which the rate of each tensor is multiplied by
 η ‖w‖ / (‖g‖ + β ‖w‖) for weights w, gradient g and weight decay β.

@@ -45,7 +45,7 @@ class Launcher:
             return Results.read(record)
 
     def command(self, recipe: str, ranks: int, options: Sequence[str], record: Path) -> list[str]:
-        """What starts a recipe's module on some ranks, the first of which writes results to ``record``."""
+        """The command that runs a recipe on ``ranks`` processes, the first of which writes results to ``record``."""
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *(f"--nproc-per-node={ranks}", f"--max-restarts={self.restarts}"),
@@ -53,7 +53,7 @@ class Launcher:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Of that command."""
+        """The environment variables of `command`."""
         threads = max(1, len(os.sched_getaffinity(0)) // self.most_ranks)
         return {"OMP_NUM_THREADS": str(threads), **os.environ}
 

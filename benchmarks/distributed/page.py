@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def filled(page: str) -> str:
-    """``page`` with the stored tables between its marks."""
+    """``page`` with the stored tables inserted between its marks."""
     paths = [STORED / f"{recipe}.json" for recipe in RECIPES]
     sections = [_section(Results.read(path)) for path in paths if path.exists()]
     return _BETWEEN.sub(lambda _: "".join(f"\n{section}" for section in [*sections, ""]), page)

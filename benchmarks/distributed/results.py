@@ -51,7 +51,7 @@ class Training:
 
     @property
     def images_per_second(self) -> float:
-        """Of all ranks."""
+        """Images per second of all ranks together."""
         return self.ranks * self.batch / self.step_seconds
 
 
@@ -108,23 +108,23 @@ class Efficiency:
 
     @property
     def seconds_alone(self) -> float:
-        """Of a step that sums nothing."""
+        """Median seconds of a step without all-reduce."""
         return statistics.median(self.alone_seconds)
 
     @property
     def seconds(self) -> float:
-        """Of a step with sums: as much longer as it was in the median turn, so that what drifts drops out."""
+        """Seconds of a step with all-reduce: `seconds_alone` times the median ratio of turns, without drift."""
         pairs = zip(self.together_seconds, self.alone_seconds, strict=True)
         return self.seconds_alone * statistics.median(together / alone for together, alone in pairs)
 
     @property
     def predicted_seconds(self) -> float:
-        """What that would be from the parts."""
+        """Predicted seconds of a step with all-reduce."""
         return self.seconds_alone + self.predicted.extra_seconds
 
     @property
     def excess(self) -> float:
-        """By what share the step is longer than what sums nothing and what of the sums cannot be hidden."""
+        """Excess over the step without all-reduce plus the part of the sums that cannot be hidden, as a share."""
         return self.seconds / (self.seconds_alone + self.predicted.unhidden_seconds) - 1
 
 
@@ -172,7 +172,7 @@ class Results:
         return cattrs.structure(data, Results)
 
     def write(self, path: Path) -> None:
-        """Writes JSON, in bytes and seconds."""
+        """Writes the results as JSON, in bytes and seconds."""
         write_text(path, to_json({"schema": SCHEMA, **asdict(self)}))
 
 
@@ -206,5 +206,5 @@ def describe_origin(ranks: Ranks) -> Origin:
 
 
 def slowest_median(step_seconds: Sequence[Sequence[float]]) -> float:
-    """Of the steps of each rank."""
+    """The largest, over ranks, of the median step seconds."""
     return max(map(statistics.median, step_seconds))

@@ -9,7 +9,7 @@ POWER = 2
 
 
 def peak_rate(global_batch: int) -> float:
-    """Where the warm-up ends: in proportion to the samples of a step of all ranks."""
+    """The learning rate at the end of the warm-up, in proportion to the global batch."""
     return RATE * global_batch / RATE_BATCH
 
 

@@ -49,11 +49,11 @@ class Shards(Sampler[Batch]):
 
     @property
     def num_steps(self) -> int:
-        """Of an epoch."""
+        """Number of steps of an epoch."""
         return self._num_samples // (self._size * self._batch)
 
     def start(self, epoch: int, step: int) -> None:
-        """Chooses the epoch, and how many of its steps are done."""
+        """Selects the epoch and the first step to yield."""
         draws = draw_epoch(self._seed, epoch, self._num_samples)
         self._batches = shard_epoch(draws, self._rank, self._size, self._batch)[step:]
 

@@ -48,7 +48,7 @@ class SumProbe:
         self._factors.append(self._sample_factors())
 
     def network(self) -> Network:
-        """Of what was sampled, the medians: these ranks as one node, whose sums are gloo's or NCCL's rings."""
+        """The network by the medians of all samples: these ranks as one node, whose sums are rings of gloo or NCCL."""
         points: list[tuple[int, float]] = []
         for nbytes, found in self._seconds.items():
             seconds = statistics.median(found) / (2 * (self._ranks.size - 1))  # of a round
@@ -59,7 +59,7 @@ class SumProbe:
         return Network(f"{size} ranks over {self._ranks.backend}", size, size, "ring", rate, None, busy, compute)
 
     def _sum(self, nbytes: int, count: int) -> float:
-        """Seconds of one of ``count`` sums in a row; the slowest rank's."""
+        """Seconds of one of ``count`` consecutive sums of ``nbytes``, of the slowest rank."""
         values = self._values[: nbytes // 4]
         distributed.barrier()
         with self._timed() as seconds:
@@ -114,5 +114,5 @@ class _Burst:
 
 
 def _factor(share: float) -> float:
-    """Measurements are noisy, and a factor is more than 0 and at most 1."""
+    """``share`` clamped to (0, 1]: measurements are noisy."""
     return min(1.0, max(_MIN_FACTOR, share))

@@ -27,7 +27,7 @@ def write_page(results: Results) -> str:
 
 
 def write_table(table: Table) -> str:
-    """Its headings and rows in Markdown."""
+    """The headings and rows of ``table`` in Markdown."""
     rows = [(*row, *[""] * (len(table.headings) - len(row))) for row in (table.headings, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
@@ -167,7 +167,7 @@ def _efficiency_table(results: Results) -> Table:
 
 
 def _held(points: Sequence[Efficiency]) -> str:
-    """How far what was measured is from what was predicted, and from what cannot be less, of several ranks."""
+    """A sentence on the deviation of measured steps of several ranks from their predictions and lower bounds."""
     several = [point for point in points if point.ranks > 1]
     if not several:
         return "There are no all-reduces to predict."
@@ -192,7 +192,7 @@ def _efficiency(points: Sequence[Efficiency], like: Efficiency, seconds: float) 
 
 
 def _machines(points: Sequence[Efficiency]) -> list[Efficiency]:
-    """Of each training: the most ranks of a machine that have a core each, and so stand for more machines."""
+    """By training: the point with the most ranks that have a core each, which represents separate machines."""
     return [*{_trained(point): point for point in points if point.larger and point.has_cores}.values()]
 
 
@@ -235,7 +235,7 @@ def _epoch_seconds(point: Training) -> float:
 
 
 def _find(points: Sequence[Training], like: Training, *, ranks: int) -> Training | None:
-    """The point of other ranks, trained and known in the same way."""
+    """The point of the same training and method as ``like`` on ``ranks``; None if there is none."""
 
     def way(point: Training) -> tuple[object, ...]:
         return point.name, point.batch, point.budget_bytes is None, point.basis
@@ -244,7 +244,7 @@ def _find(points: Sequence[Training], like: Training, *, ranks: int) -> Training
 
 
 def _same(results: Results, point: Training) -> str:
-    """Whether it has the bits of the same ranks without lmswap."""
+    """Table cell: whether weights are bitwise identical to those of the same ranks without lmswap."""
     if point.budget_bytes is None or point.bits is None:
         return NOTHING
     plain = [p for p in results.trainings if p.budget_bytes is None and p.bits and p.ranks == point.ranks]

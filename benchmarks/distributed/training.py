@@ -135,7 +135,7 @@ class _Run:
 
     @property
     def num_steps(self) -> int:
-        """Of all epochs, or the requested number."""
+        """Steps of all epochs, or the requested number."""
         num = self._settings.epochs * self._shards.num_steps
         return num if self._settings.steps is None else min(num, self._settings.steps)
 
@@ -160,7 +160,7 @@ class _Run:
                 lmswap.disable(self._network)
 
     def epoch(self) -> str:
-        """Trains what is left of an epoch and validates; a sentence about it."""
+        """Trains the rest of the epoch and validates; returns a sentence for the log."""
         begun, first = time.perf_counter(), len(self._losses)
         epoch, done = divmod(self.step, self._shards.num_steps)
         self._shards.start(epoch, done)
@@ -183,7 +183,7 @@ class _Run:
         )
 
     def outcome(self) -> Point:
-        """What all ranks did."""
+        """The results of all ranks as a point of the results file."""
         assert self._meter is not None
         found = self._ranks.gather((self._seconds[WARM_UP_STEPS:] or self._seconds, self._meter.peak_bytes()))
         is_swapped = self._settings.budget_bytes is not None
@@ -218,7 +218,7 @@ class _Run:
 
     @torch.no_grad()
     def _validate(self) -> float:
-        """The share of all ranks' images whose class is found."""
+        """Validation accuracy, 0 to 1, over the images of all ranks."""
         for buffer in self._network.buffers():  # each rank has batch statistics of its own
             distributed.broadcast(buffer, 0)
         self._network.eval()
@@ -261,7 +261,7 @@ class _Run:
         self.step, self._losses, self._accuracy = state["step"], list(state["losses"]), state["accuracy"]
 
     def _identity(self) -> dict[str, object]:
-        """What fixes the bits of a training."""
+        """The settings and data that determine the bits of a training."""
         names = ("size", "batch", "epochs", "optimizer", "reduction", "dtype", "seed")
         fixed = {name: getattr(self._settings, name) for name in names}
         return {**fixed, "ranks": self._ranks.size, "steps": self.num_steps, "of an epoch": self._shards.num_steps}
@@ -274,7 +274,7 @@ class _Run:
 
 
 def _make_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Biases and norms do not decay."""
+    """The optimizer, with no weight decay for biases and norms."""
     parameters = list(network.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": WEIGHT_DECAY},

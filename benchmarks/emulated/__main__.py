@@ -57,14 +57,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class _Runs:
-    """Those done so far; each is reported."""
+    """The runs so far; each is printed as it ends."""
 
     def __init__(self) -> None:
         self.done: list[dict[str, Any]] = []
         self._console = make_console()
 
     def add(self, network: str, budget: str, budget_bytes: int | None) -> dict[str, Any]:
-        """Runs one; ``budget`` is what the table calls it."""
+        """Runs ``network`` within ``budget_bytes`` (None: "auto"), named ``budget`` in the table."""
         run = {"network": network, "budget": budget, **_fresh(network, budget_bytes)}
         self.done.append(run)
         self._console.print(row(run), highlight=False, soft_wrap=True)
@@ -81,7 +81,7 @@ def _fresh(network: str, budget_bytes: int | None) -> dict[str, Any]:
 
 
 def page(origin: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    """As Markdown."""
+    """The page of all runs in Markdown."""
     host, emulated = origin["host"], origin["emulated"]
     lines = [
         "# Predicted steps beside those of an emulated GPU",
@@ -100,7 +100,7 @@ def page(origin: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def row(run: Mapping[str, Any]) -> str:
-    """Of the table."""
+    """A row of the table for ``run``."""
     steps = run["steady"]
     seconds = [step["emulated_seconds"] for step in steps]
     emulated, last, first = statistics.median(seconds), steps[-1], run["steps"][0]

@@ -24,7 +24,7 @@ _LATENCIES_SLOWER = 50.0
 
 
 def slowed() -> Machine:
-    """The machine that is emulated."""
+    """The emulated machine: the H200 with all rates divided by one factor."""
     like = Machine.from_json(_LIKE.read_text())
     fast = like.tier("host").link.out_rate
     rate = Rate.constant(fast.bytes_per_second / SLOWER, fast.seconds(1) * _LATENCIES_SLOWER)
@@ -40,7 +40,7 @@ def slowed() -> Machine:
 
 
 def start(cache: Path) -> Machine:
-    """Starts it in this process, and stores its rates as measured."""
+    """Starts the emulated GPU in this process and caches its rates as if measured; returns the machine."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # of 128 KiB, as the networks are small
     machine.start()
     made = replace(slowed(), host=measure_host(torch.device("cuda", 0), "host", ""))

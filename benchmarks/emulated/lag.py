@@ -27,7 +27,7 @@ _WARM_UP_STEPS, _STEPS = 6, 9
 
 
 def study(cache: Path) -> list[tuple[float, float, float]]:
-    """By length of a kernel: seconds, the share for which the device is busy, and the share by which it lags."""
+    """(seconds of a kernel, busy share, lag share) for each kernel length; shares are of the segment's time."""
     machine.start()
     link = Link(Rate.constant(2e9), Rate.constant(2e9))
     store_as_measured(
@@ -56,7 +56,7 @@ def study(cache: Path) -> list[tuple[float, float, float]]:
 
 
 def main() -> int:
-    """Prints a table."""
+    """Prints a table of `study`; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write("| kernel, ms | busy | lag |\n|---|---|---|\n")
         for seconds, busy, lag in study(Path(folder)):

@@ -61,7 +61,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 
 
 def train(network: str, budget_bytes: int | None) -> dict[str, Any]:
-    """Some steps: the first ones, from which lmswap learns, and steady ones."""
+    """Trains the first steps, by which lmswap calibrates, and steady ones; returns seconds and bytes for JSON."""
     torch.manual_seed(0)
     model, batch = NETWORKS[network]()
     model, batch = model.cuda(), tuple(tensor.cuda() for tensor in batch)

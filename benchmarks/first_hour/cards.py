@@ -118,7 +118,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def describe(run: Mapping[str, Any]) -> str:
-    """A run in a line."""
+    """Describes a run in one line."""
     if run["share"] is None:
         return f"{run['network']} by plain torch: {run.get('failure', 'trained')}"
     title = f"{run['network']} within {run['share']:.0%}, {run['budget_bytes'] / 2**20:.0f} MiB"

@@ -23,7 +23,7 @@ _PINNED_BYTES = 2**30
 
 
 def facts() -> dict[str, Any]:
-    """Bytes that are gone before a tensor is there, and microseconds of calls."""
+    """Device bytes in use before the first tensor, microseconds of calls, and rates of pinning, by name."""
     device = torch.device("cuda", 0)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # makes the context
     reserved_bytes = torch.cuda.memory_reserved(device)
@@ -55,13 +55,13 @@ def _microseconds(device: torch.device) -> dict[str, float]:
 
 
 def _queueing(device: torch.device) -> dict[str, float]:
-    """What plans count for ops and copies."""
+    """Host microseconds to queue an op and a copy, as plans count them."""
     host = measure_host(device, "host", "")
     return {"queue an op": 1e6 * host.op_seconds, "queue a copy": 1e6 * host.copy_seconds}
 
 
 def _per_call(call: Callable[[], object]) -> float:
-    """The median of ten times so many calls."""
+    """Microseconds of one call, the median of ten batches of calls."""
     runs = []
     for _ in range(10):
         started = time.perf_counter()
@@ -78,7 +78,7 @@ def _pinned_bytes_per_second() -> float:
 
 
 def _reserved_bytes_per_second() -> float:
-    """The same of lmswap's host tier."""
+    """Bytes per second at which lmswap's host tier reserves pinned memory."""
     engine = _C.Engine(driver="cuda")
     try:
         engine.open_host_tier(_PINNED_BYTES)

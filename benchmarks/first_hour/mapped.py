@@ -37,7 +37,7 @@ def mapped(tensor: Tensor, *, is_mapped: bool) -> Tensor:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """The median of some runs by the device's clock, after one to warm up."""
+    """Median seconds of several runs by the device's clock, after a warm-up."""
     run()
     times: list[float] = []
     for _ in range(_REPEATS):
@@ -54,7 +54,7 @@ Operation = Callable[[Tensor], Tensor]
 
 
 def operations(width: int) -> Iterator[tuple[str, Tensor, Operation]]:
-    """By name: an operand and what is computed of it."""
+    """Yields (name, operand on the host, operation on it); ``width`` is the side of its matrices."""
     bf16 = torch.bfloat16
     matrix = torch.randn(width, width)
     wide, thin = (torch.randn(rows, width, dtype=bf16, device="cuda") for rows in (width, 256))
@@ -84,7 +84,7 @@ def operations(width: int) -> Iterator[tuple[str, Tensor, Operation]]:
 
 
 def kernels(width: int, *, is_mapped: bool) -> list[dict[str, Any]]:
-    """Of each operation: same bits as on device memory, seconds on both, bytes of the operand over seconds."""
+    """By operation: equality with device memory, seconds on both, operand bytes per second; or why it failed."""
     found = []
     for name, operand, compute in operations(width):
         row: dict[str, Any] = {"operation": name, "bytes": operand.nbytes}
@@ -126,7 +126,7 @@ def optimizer_step(nbytes: int, *, is_mapped: bool) -> dict[str, Any]:
 
 
 def copy_rates(largest_bytes: int) -> list[dict[str, Any]]:
-    """Bytes per second in, out, and of both at once, by size of a copy."""
+    """Bytes per second in, out, and in both directions at once, by copy size up to ``largest_bytes``."""
     host = torch.empty(2, largest_bytes, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(2, largest_bytes, dtype=torch.uint8, device="cuda")
     lanes = [(torch.cuda.Stream(), device[0], host[0]), (torch.cuda.Stream(), host[1], device[1])]  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ class Network:
     blocks: tuple[type[nn.Module], ...] = ()  # which users would checkpoint
 
     def step(self, model: Callable[..., Tensor], batch: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
-        """Trains a step, and gives its loss, which some models return themselves."""
+        """Runs one training step and returns its loss, which some models compute themselves."""
         with torch.autocast("cuda", torch.bfloat16, enabled=self.is_autocast):
             loss = self.loss(model(*batch) if self.loss is _own_loss else model(batch[0]), batch[-1])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ def _own_loss(loss: Tensor, _: Tensor) -> Tensor:
 
 
 def budgets(between_bytes: int, peak_bytes: int, shares: Sequence[float] = SHARES) -> dict[float, int]:
-    """By share of what a step takes beyond what is there between steps: with that, in bytes."""
+    """By share: the budget in bytes, ``between_bytes`` plus that share of the bytes from there to ``peak_bytes``."""
     return {share: int(between_bytes + share * (peak_bytes - between_bytes)) for share in shares}
 
 

@@ -20,7 +20,7 @@ from benchmarks.unet3d.network import UNet3d
 
 
 def repeats(size: int) -> dict[str, Any]:
-    """By cuDNN's setting: how many ops there are of each operator, and how many did not repeat their bits."""
+    """By cuDNN setting: the number of ops, and by operator of those that are not bitwise repeatable."""
     found = {}
     for benchmark in (False, True):
         torch.backends.cudnn.benchmark = benchmark

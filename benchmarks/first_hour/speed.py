@@ -93,7 +93,7 @@ def train(
 
 
 def _timed(step: Callable[[], Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
-    """Seconds of steady steps: of each by the device's clock, of queueing one, and of one by the host's clock."""
+    """Figures in seconds of steady steps (device clock, queueing, host clock), and their losses."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEADY_STEPS + 1)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begun = time.perf_counter()

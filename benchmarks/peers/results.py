@@ -40,7 +40,7 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Writes one outcome a line, with the bits that are not those of the first, which has all."""
+        """Writes JSON with one outcome per line; digests only where they differ from the first outcome's."""
         first, *others = self.outcomes
         records = [asdict(first), *({**asdict(other), "bits": _other_bits(other, first)} for other in others)]
         lines = ",\n".join(map(json.dumps, records))
@@ -54,13 +54,13 @@ def read_results(path: Path) -> Results:
 
 
 def from_fields(data: Mapping[str, Any]) -> Results:
-    """What such a file holds."""
+    """Rebuilds results from the parsed JSON of such a file."""
     first = data["outcomes"][0]["bits"]
     return Results(data["origin"], tuple(_outcome(record, first) for record in data["outcomes"]))
 
 
 def describe(outcome: Outcome) -> str:
-    """In a line."""
+    """Describes an outcome in one line."""
     cell = outcome.cell
     at = "" if cell.percent is None else f"{cell.percent} %"
     head = f"{cell.model:<12} {cell.way:<20} {at:>5}  "

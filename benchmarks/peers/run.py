@@ -68,7 +68,7 @@ def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
 
 
 def _groups(cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
-    """Some cells at a time, if they are in memory side by side."""
+    """Yields groups of cells that fit in main memory together, with ``peak_bytes`` for each."""
     room = read_host_memory().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1
     count = max(1, min(_MOST_TOGETHER, room))
     for start in range(0, len(cells), count):
@@ -76,7 +76,7 @@ def _groups(cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
 
 
 def _compared(outcome: Outcome, reference: Outcome) -> Outcome:
-    """``outcome`` with what it is over the reference: the median over their turns, so that both saw the same."""
+    """``outcome`` with its median overhead over ``reference`` by turns, and the first step of other bits."""
     if not outcome.bits:
         return outcome
     ratios = [mine / its for mine, its in zip(outcome.step_seconds, reference.step_seconds, strict=False)]
@@ -101,7 +101,7 @@ class _Training:
     """A cell in a fresh process, which has imported what it needs but has run nothing, and waits for its turns."""
 
     def __init__(self, cell: Cell) -> None:
-        """Warms it up."""
+        """Starts the process and warms up."""
         # What a fork finds imported is no memory of a step's; of CUDA, which counts its own, it could find too much.
         context: Any = multiprocessing.get_context("forkserver" if cell.device == "cpu" else "spawn")
         self._cell = cell
@@ -121,11 +121,11 @@ class _Training:
 
     @property
     def has_ended(self) -> bool:
-        """There is an outcome."""
+        """Whether there is an outcome."""
         return self.outcome is not None
 
     def take_turn(self) -> None:
-        """Lets it take a step, if it has not ended."""
+        """Runs one step and waits for its end; no effect if the training has ended."""
         if self.outcome is None:
             self._pipe.send(None)
             self._wait()

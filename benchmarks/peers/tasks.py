@@ -23,7 +23,7 @@ class Task:
     blocks: tuple[type[nn.Module], ...]
 
     def loss(self, output: Tensor) -> Tensor:
-        """A scalar; the model's own, where it returns one."""
+        """The loss, a scalar: the model's own if it returns one."""
         return output if output.ndim == 0 else output.float().square().mean()
 
 

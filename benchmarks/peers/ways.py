@@ -36,7 +36,7 @@ class Peer:
     package: str = "torch"
 
     def runs_on(self, device: str) -> bool:
-        """Whether it is available there."""
+        """Whether this way is available on ``device``, "cpu" or "cuda"."""
         return (device == "cuda" or not self.needs_cuda) and importlib.util.find_spec(self.package) is not None
 
 

@@ -1,4 +1,4 @@
-"""Did planning get better or worse, and is `auto` the best policy? Stored outcomes + new ones → what changed."""
+"""Comparison of plans: stored outcomes + new ones → changes, and cases in which another policy beats `auto`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def faster_than_auto(outcomes: Mapping[Case, Outcome]) -> list[Case]:
 
 
 def read_outcomes(path: Path) -> dict[Case, Outcome]:
-    """The stored outcomes by case; none where nothing was stored yet."""
+    """The stored outcomes by case; empty if ``path`` does not exist."""
     if not path.exists():
         return {}
     data = json.loads(path.read_text(encoding="utf-8"))

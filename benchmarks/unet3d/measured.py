@@ -46,7 +46,7 @@ class Swapping:
 
     @property
     def timeline(self) -> Timeline:
-        """The last step, without its memory."""
+        """The timeline of the last step, without its memory curve."""
         return Timeline("measured", self.spans, ())
 
 
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
-        """Of all steps but those that also capture, plan and warm up."""
+        """Seconds of each step, without those that capture, plan and warm up."""
         return self.step_seconds[self.configuration.warm_up_steps :] or self.step_seconds
 
     @property
@@ -101,7 +101,7 @@ class Failure:
 
 
 def swapping_of(model: nn.Module) -> Swapping:
-    """What lmswap says of the last step of ``model``."""
+    """The figures of lmswap's report on the last step of ``model``."""
     report, program = lmswap.report(model), lmswap.program(model)
     spans = report.measured.spans if report.measured is not None else ()
     return Swapping(
@@ -123,7 +123,7 @@ def swapping_of(model: nn.Module) -> Swapping:
 
 
 def _saved_bytes(program: Program) -> int:
-    """Of the buffers that forward segments make and backward segments read."""
+    """Bytes of the buffers that forward segments create and backward segments read."""
     made: set[int] = set()
     read: set[int] = set()
     for segment in program.segments:

@@ -26,10 +26,10 @@ class Meter(Protocol):
     """Measures one process from its creation on."""
 
     def now_bytes(self) -> int:
-        """What is held now."""
+        """Bytes held now."""
 
     def peak_bytes(self) -> int:
-        """The most that was held since creation."""
+        """Peak bytes since creation."""
 
 
 class ResidentMeter:
@@ -50,14 +50,14 @@ class ResidentMeter:
         self.baseline_bytes = self._highest_bytes = _read_status()["VmRSS"]
 
     def now_bytes(self) -> int:
-        """What is resident now beyond the baseline."""
+        """Bytes resident now above the baseline."""
         status = _read_status()
         # Kept because lmswap resets the kernel's peak when it plans: at most what came since the last call is lost.
         self._highest_bytes = max(self._highest_bytes, status["VmHWM"])
         return status["VmRSS"] - self.baseline_bytes
 
     def peak_bytes(self) -> int:
-        """The most that was resident beyond the baseline."""
+        """Peak of the bytes resident above the baseline."""
         self.now_bytes()
         return self._highest_bytes - self.baseline_bytes
 
@@ -70,19 +70,19 @@ class CudaMeter:
         self._highest_bytes = self._highest_reserved_bytes = 0
 
     def now_bytes(self) -> int:
-        """What tensors hold now, at the point that the host has reached."""
+        """Bytes that tensors hold now, as of the host's progress."""
         # Kept for the reason given at ResidentMeter.
         self._highest_bytes = max(self._highest_bytes, torch.cuda.max_memory_allocated())
         self._highest_reserved_bytes = max(self._highest_reserved_bytes, torch.cuda.max_memory_reserved())
         return torch.cuda.memory_allocated()
 
     def peak_bytes(self) -> int:
-        """What the allocator held from the driver at most: with fragmentation, this is what must fit on the card."""
+        """Peak of the bytes reserved from the driver, fragmentation included: what must fit on the card."""
         self.now_bytes()
         return self._highest_reserved_bytes
 
     def tensor_peak_bytes(self) -> int:
-        """The highest `torch.cuda.max_memory_allocated`."""
+        """Peak of the bytes in tensors, `torch.cuda.max_memory_allocated`."""
         self.now_bytes()
         return self._highest_bytes
 
@@ -144,6 +144,6 @@ def cpu_tensor_peak_bytes(step: Callable[[], object]) -> int:
 
 
 def _read_status() -> dict[str, int]:
-    """The lines of /proc/self/status that count bytes."""
+    """Sizes in /proc/self/status by name, in bytes."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if line[2:] == ["kB"]}

@@ -26,7 +26,7 @@ THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network, and what it was trained on."""
+    """A trained network and a description of its training data."""
 
     name: str
     network: nn.Module
@@ -99,7 +99,7 @@ def cube_affine(affine: Affine, place: Place, size: int) -> Affine:
 
 
 def scan_affine(path: Path) -> Affine:
-    """What maps the voxels of a scan to the patient."""
+    """The affine from voxel indices of a scan to patient coordinates in mm, (4, 4)."""
     affine: Affine = require("nibabel", "reading NIfTI volumes").load(path).affine
     return affine
 

@@ -164,7 +164,7 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
 
 
 def _subjects(settings: Settings) -> tuple[list[brats.Subject], str]:
-    """The subjects to train on, and what they are."""
+    """The subjects to train on, and a description of them."""
     root, count = settings.data, min(settings.steps, MAX_SUBJECTS)
     if root is None:
         root = settings.folder / "subjects"
@@ -174,7 +174,7 @@ def _subjects(settings: Settings) -> tuple[list[brats.Subject], str]:
 
 
 def describe_machine() -> Machine:
-    """What this machine and this checkout are."""
+    """Describes this machine and checkout."""
     model = next(
         (line.split(":", 1)[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")),
         platform.processor() or platform.machine(),

@@ -80,7 +80,7 @@ class Training:
 
     @property
     def val_losses(self) -> list[float]:
-        """Of the epochs that are done."""
+        """Validation loss of each completed epoch."""
         return [epoch.val_loss for epoch in self.history]
 
     def step(self, images: Tensor, truth: Tensor) -> None:
@@ -104,7 +104,7 @@ class Training:
         return epoch
 
     def state(self) -> State:
-        """All that is needed to go on."""
+        """The state from which training continues bitwise identically."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -115,7 +115,7 @@ class Training:
         }
 
     def load(self, state: State) -> None:
-        """Goes back to where `state` was taken."""
+        """Restores what `state` returned."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
@@ -251,7 +251,7 @@ def _step_seed(seed: int, epoch: int, step: int) -> int:
 
 
 def _identify(settings: Settings, data: DataSet, split: Split, normalization: Normalization) -> State:
-    """What fixes the bits of a training, and what predicting with its weights needs to know."""
+    """The settings and data that determine the bits of a training, and what a prediction with its weights needs."""
     return {
         "schema": SCHEMA,
         "size": settings.size,

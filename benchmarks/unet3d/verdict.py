@@ -50,7 +50,7 @@ def _judge_budget(swapped: Run, plain: Run | None) -> Verdict:
 
 
 def _tell_moves(name: str, swapping: Swapping, figures: Figures | None) -> Verdict:
-    """What a step swaps and recomputes, and how much of the copying ran beside compute."""
+    """Bytes swapped and recomputed in a step, and the share of the copies that overlapped compute."""
     if not swapping.out_bytes and not swapping.recomputed_bytes:
         return Verdict(None, f"{name}: the step fits the budget as it is, nothing is swapped")
     again = f"recomputes {format_bytes(swapping.recomputed_bytes or 0)}"
@@ -83,7 +83,7 @@ def _compare_bits(swapped: Run, plain: Run) -> Verdict:
 
 
 def _first_difference(a: Run, b: Run) -> str | None:
-    """Where two runs part, in words; None if losses and weights are equal to the last bit."""
+    """Describes the first difference of two runs; None if losses and weights are bitwise identical."""
     for step, (bits_a, bits_b) in enumerate(zip(a.loss_bits, b.loss_bits, strict=True)):
         if bits_a != bits_b:
             return f"from step {step + 1} on (loss {a.losses[step]:.9g} against {b.losses[step]:.9g})"

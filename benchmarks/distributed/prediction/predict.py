@@ -117,7 +117,7 @@ def _arriving(
 
 
 def _behind(network: Network, buckets: Sequence[Bucket], sums: Sequence[float], costs: OpCosts) -> list[float]:
-    """By bucket: least seconds, once it is complete, to all-reduce it and later ones and to run the remaining ops."""
+    """By bucket: lower bound on the seconds from its completion to the end of the all-reduces and ops that remain."""
     gained = max(0.0, network.compute_factor + network.busy_factor - 1)
     behind = []
     for number, bucket in enumerate(buckets):

@@ -12,7 +12,7 @@ from lmswap.options import Options
 
 
 def size(text: str) -> int:
-    """A cube side that the network takes."""
+    """Parses a cube side that the network accepts, in voxels."""
     side = positive(text)
     if side < MIN_SIZE or side % SIZE_MULTIPLE:
         raise argparse.ArgumentTypeError(f"{side} is not a multiple of {SIZE_MULTIPLE} from {MIN_SIZE} up")
@@ -20,14 +20,14 @@ def size(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 up."""
+    """Parses a positive integer."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """A whole number that numpy and torch both take as a seed."""
+    """Parses an integer that numpy and torch both accept as a seed."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
     return int(text)
