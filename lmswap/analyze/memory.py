@@ -67,9 +67,9 @@ class StepMemory:
         return self._changes((live_range.stop, live_range.buffer) for live_range in self.ranges.values())
 
     def _changes(self, ends: Iterable[tuple[int, int]]) -> list[int]:
-        changes, buffers, least_bytes = [0] * (len(self.program.ops) + 1), self.program.buffers, self.min_counted_bytes
+        changes, buffers, min_bytes = [0] * (len(self.program.ops) + 1), self.program.buffers, self.min_counted_bytes
         for position, buffer in ends:
-            if buffers[buffer].nbytes >= least_bytes:
+            if buffers[buffer].nbytes >= min_bytes:
                 changes[position] += buffers[buffer].nbytes
         return changes
 

@@ -94,14 +94,14 @@ class _Copies:
 def _peak(device: torch.device, measured: _Copies, opposite: _Copies, compute: Callable[[int], float]) -> PeakRate:
     import torch
 
-    def sample(beside: Callable[[], None]) -> float:
+    def sample(overlapped: Callable[[], None]) -> float:
         torch.cuda.synchronize(device)
-        beside()
+        overlapped()
         measured.queue(_COPIES)
         return measured.seconds()
 
-    def median(beside: Callable[[], None]) -> float:
-        return statistics.median(sample(beside) for _ in range(_SAMPLES))
+    def median(overlapped: Callable[[], None]) -> float:
+        return statistics.median(sample(overlapped) for _ in range(_SAMPLES))
 
     alone_seconds = median(lambda: None)
     both_seconds = median(lambda: opposite.queue(2 * (_COPIES + _WARM_UP_COPIES)))

@@ -128,8 +128,8 @@ class LinkProbe:
 
     def round_trip_seconds(self) -> float:
         """What the largest copy takes out and back in, at its best."""
-        trips = [self._round_trip(self._sizes[-1]) for _ in range(_REPEATS + 1)]  # the first one warms up
-        return min(sum(record.end_seconds - record.start_seconds for record in trip) for trip in trips)
+        round_trips = [self._round_trip(self._sizes[-1]) for _ in range(_REPEATS + 1)]  # the first one warms up
+        return min(sum(record.end_seconds - record.start_seconds for record in records) for records in round_trips)
 
     def both_factor(self, out_seconds: float, in_seconds: float) -> float:
         """The share of its own rate that each direction keeps while the other runs.
@@ -185,13 +185,13 @@ class LinkProbe:
         while len(pairs) < _MIN_PAIRS or (len(pairs) < _MAX_PAIRS and not _are_close(pairs)):
             alone_seconds = self._end(start(count))
             burst = start(count)
-            beside_seconds = compute(num_timed)
+            overlapped_seconds = compute(num_timed)
             self._compute_until_copied(compute, math.ceil(2 * alone_seconds / run_seconds) + 1)
             copy_seconds = self._end(burst)
             del burst  # gives its room in the tier back
             after_seconds = compute(num_timed)
             compute_seconds = (before_seconds + after_seconds) / 2  # others' load may have changed meanwhile
-            pairs.append((_share(alone_seconds, copy_seconds), _share(compute_seconds, beside_seconds)))
+            pairs.append((_share(alone_seconds, copy_seconds), _share(compute_seconds, overlapped_seconds)))
             before_seconds = after_seconds
         copying, computing = zip(*pairs, strict=True)
         return statistics.median(copying), statistics.median(computing)

@@ -69,7 +69,7 @@ class _Explainer:
         idle_seconds = sum(self._idle_seconds(swap) for swap in swaps)
         stall_seconds = self._stall_seconds.get(buffer.id, 0.0)
         exposed = f"compute waits {_ms(stall_seconds)}" if stall_seconds else "hidden"
-        trips = f" in {len(swaps)} gaps" if len(swaps) > 1 else ""
+        in_gaps = f" in {len(swaps)} gaps" if len(swaps) > 1 else ""
         out_seconds, in_seconds = (rate.seconds(buffer.nbytes) for rate in (link.out_rate, link.in_rate))
         producer = self._producer[buffer.id]
         instead = (
@@ -78,7 +78,7 @@ class _Explainer:
             else f"it cannot be recomputed{self._why_not(producer)}"
         )
         return (
-            f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{trips}, copy {_ms(out_seconds)} out and "
+            f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{in_gaps}, copy {_ms(out_seconds)} out and "
             f"{_ms(in_seconds)} in, {exposed}; {instead}"
         )
 

@@ -31,12 +31,12 @@ def resident_intervals(
     clock = predicted
     if measured is not None and (as_measured := _measured_op_starts(runs.program, predicted, measured)) is not None:
         begins, clock = as_measured, measured
-    away: dict[int, list[Swap]] = defaultdict(list)
+    swaps_of: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(plan.swaps, key=lambda swap: swap.release):
-        away[swap.buffer].append(swap)
+        swaps_of[swap.buffer].append(swap)
     found: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for buffer, live in live_ranges(runs.program).items():
-        edges = [live.start, *(edge for swap in away[buffer] for edge in (swap.release, swap.in_start)), live.stop]
+        edges = [live.start, *(edge for swap in swaps_of[buffer] for edge in (swap.release, swap.in_start)), live.stop]
         times = [begins[edge] for edge in edges]
         found[runs.buffers[buffer]] += zip(times[::2], times[1::2], strict=True)
     return {buffer: tuple(sorted(times)) for buffer, times in found.items()}, clock.source

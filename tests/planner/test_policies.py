@@ -21,7 +21,7 @@ from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
 from lmswap.planner import POLICIES, make_plan, portfolio, reprice, search, simulate, verify
-from lmswap.planner.bound.certify import least_budget
+from lmswap.planner.bound.certify import budget_lower_bound
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.models import quick_of
@@ -362,7 +362,7 @@ def test_no_search_below_the_proven_minimum(monkeypatch):
     with pytest.raises(PlanInfeasible) as refusal:
         plan_of("auto", CHAIN, 2)
     problem = problem_of(CHAIN, 2)
-    min_resident_bytes, op = least_budget(problem.memory, problem.link, problem.min_swap_bytes)
+    min_resident_bytes, op = budget_lower_bound(problem.memory, problem.link, problem.min_swap_bytes)
     assert min(filter(None, budgets)) == min_resident_bytes == refusal.value.needed_bytes
     assert f"op {op} " in refusal.value.where
 
