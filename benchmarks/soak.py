@@ -254,7 +254,7 @@ def _sample(model: nn.Module, step: int) -> Sample:
         threads=len(list(Path("/proc/self/task").iterdir())),
         live_handles=engine.native.live_handles(),
         tier_used_bytes=tier.used_bytes,
-        held_tensors=len(engine._held),
+        held_tensors=len(engine._in_flight),
     )
     if (sample.live_handles, sample.tier_used_bytes, sample.held_tensors) != (0, 0, 0):
         raise AssertionError(f"something is left behind: {sample}")

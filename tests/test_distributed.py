@@ -306,7 +306,7 @@ def run_cases(rank, world, folder, names, device):
     if device == "cuda":
         take_gpu(rank, world)
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
-    partial_backward._LEAST_BYTES = 1  # gradients of these small models, too, are yielded one by one
+    partial_backward._MIN_BYTES = 1  # gradients of these small models, too, are yielded one by one
     for number, case in enumerate(CASES):
         if case.world != world or case.name not in names:
             continue

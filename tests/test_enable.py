@@ -441,11 +441,11 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
     checked = engine.in_done
 
     def damaged(token, flat):
-        engine._held[engine._arriving[int(token)]][-1] ^= 1  # the copy in has not been waited for, so wait first
+        engine._in_flight[engine._swap_in_of[int(token)]][-1] ^= 1  # the copy in has not been waited for, so wait first
         return checked(token, flat)
 
     def arrive(token, flat):
-        while not engine.native.is_finished(engine._arriving[int(token)]):
+        while not engine.native.is_finished(engine._swap_in_of[int(token)]):
             pass
         return damaged(token, flat)
 

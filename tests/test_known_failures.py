@@ -210,7 +210,7 @@ def test_fifty_steps_leave_tier_and_device_as_they_were():
 
 
 def nothing_waits_for_a_copy_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SwapEngine, "in_done", lambda self, token, flat: self._arriving.pop(int(token)))
+    patch.setattr(SwapEngine, "in_done", lambda self, token, flat: self._swap_in_of.pop(int(token)))
 
 
 def reads_are_late(patch: pytest.MonkeyPatch) -> None:
@@ -399,7 +399,7 @@ def test_an_exception_in_mid_step_leaves_nothing_held():
         actual = step(model, CHAIN)
         step(model, CHAIN)
     engine = session_of(model).engine
-    left = len(engine._held), len(engine._arriving), engine.native.live_handles()
+    left = len(engine._in_flight), len(engine._swap_in_of), engine.native.live_handles()
     lmswap.disable(model)
     assert same_bits(actual, expected)
     assert left == (0, 0, 0)

@@ -132,7 +132,7 @@ def test_a_plan_file(data):
 
 @cases(100)
 @given(data=st.data())
-def test_a_remembered_plan(data, folder, monkeypatch):
+def test_a_cached_or_measured_plan(data, folder, monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(folder))
     cache = PlanCache(MACHINE, {}, **LIMITS)
     sound = CachedPlan(PLAN, STEP.costs, MACHINE, PlannedMemory(PLAN.budget_bytes))
@@ -145,14 +145,14 @@ def test_a_remembered_plan(data, folder, monkeypatch):
 
 @cases(25)
 @given(data=st.data())
-def test_a_remembered_measurement(data, folder, monkeypatch):
+def test_a_cached_or_measured_measurement(data, folder, monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(folder))
-    from lmswap.hardware.measure import _remembered
+    from lmswap.hardware.measure import _cached_or_measured
 
     file = CacheFile.locate("machine", {"device": "cpu"})
     file.write(json.loads(MACHINE.to_json()))
     file.path.write_text(data.draw(damaged(file.path.read_text())), "utf-8", "surrogatepass")
-    found = _remembered(file)
+    found = _cached_or_measured(file)
     assert found is None or isinstance(found, Machine)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
-from lmswap.profiling.collect import _sum_up, _waits
+from lmswap.profiling.collect import _merge_waits, _waits
 from lmswap.profiling.trace import Stall, Trace, side_by_side
 from lmswap.runtime._C import TransferRecord
 from lmswap.runtime.step_record import NO_PEAKS, EndedStep, StepRecord
@@ -100,7 +100,10 @@ def test_recomputed_buffers_are_named_after_the_buffers_that_they_replace():
 
 def test_waits_are_summed_over_steps_longest_first():
     waited = [("f", "a.py:1", "x", Lane.IN, 1.0), ("g", "", "y", Lane.OUT, 3.0), ("f", "a.py:1", "x", Lane.IN, 1.5)]
-    assert _sum_up(iter(waited)) == (Stall("g", "", "y", Lane.OUT, 1, 3.0), Stall("f", "a.py:1", "x", Lane.IN, 2, 2.5))
+    assert _merge_waits(iter(waited)) == (
+        Stall("g", "", "y", Lane.OUT, 1, 3.0),
+        Stall("f", "a.py:1", "x", Lane.IN, 2, 2.5),
+    )
 
 
 def test_under_an_emulated_link_own_records_replace_a_tools_copies():

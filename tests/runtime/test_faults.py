@@ -174,7 +174,7 @@ def test_a_fault_loses_the_step_and_nothing_else(monkeypatch, fault):
     gc.collect()
     engine = engine_of(model)
     engine.reap_finished_transfers()
-    assert (len(engine._held), engine.native.live_handles(), lmswap.report(model).tier_used_bytes) == (0, 0, 0)
+    assert (len(engine._in_flight), engine.native.live_handles(), lmswap.report(model).tier_used_bytes) == (0, 0, 0)
     lmswap.disable(model)
     assert held() == before
 
@@ -198,7 +198,7 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify
     files = [link for link in Path("/proc/self/fd").iterdir() if link.is_file() and link.stat().st_size == nbytes]
     (file,) = [link for link in files if link.readlink().is_relative_to(tmp_path)]
     offsets = [swap.offset for swap in lmswap.api._sessions[model].current_step().plan.swaps]
-    while not all(engine.native.is_finished(transfer) for transfer in engine._held):
+    while not all(engine.native.is_finished(transfer) for transfer in engine._in_flight):
         pass
     with file.open("r+b", buffering=0) as changed:
         for offset in offsets:
@@ -222,7 +222,7 @@ def test_a_bit_flipped_on_the_way_from_the_disk_is_an_error(monkeypatch, compile
     engine = engine_of(model)
     gc.collect()
     engine.reap_finished_transfers()
-    assert (len(engine._held), len(engine._arriving), engine.native.live_handles()) == (0, 0, 0)
+    assert (len(engine._in_flight), len(engine._swap_in_of), engine.native.live_handles()) == (0, 0, 0)
     lmswap.disable(model)
 
 

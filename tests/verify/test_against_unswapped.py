@@ -31,15 +31,15 @@ def test_a_use_before_the_wait_for_a_swap_in_is_detected(monkeypatch):
 
     def start_and_wait(engine, *arguments):
         flat = in_start(engine, *arguments)
-        while not all(map(engine.native.is_finished, engine._arriving.values())):
+        while not all(map(engine.native.is_finished, engine._swap_in_of.values())):
             pass
         return flat
 
-    first_use, in_start = insert._Editor._first_use, SwapEngine.in_start
+    first_use, in_start = insert._SwapInserter._first_use, SwapEngine.in_start
     sound = enable(case, verify=False)
     expected = step(case, sound)
     lmswap.disable(sound)
-    monkeypatch.setattr(insert._Editor, "_first_use", wait_at_the_end)
+    monkeypatch.setattr(insert._SwapInserter, "_first_use", wait_at_the_end)
     monkeypatch.setattr(SwapEngine, "in_start", start_and_wait)  # a link so fast that there are no stalls
     model = enable(case, verify=False)
     assert same_bits(step(case, model), expected)

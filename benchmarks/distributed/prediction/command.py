@@ -12,7 +12,7 @@ from benchmarks.distributed.prediction.ranks import Ranks
 from benchmarks.distributed.prediction.scaling import plan_ranks, ranks_figures, ranks_text
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.cli.plan import parse_step_budget, read_described, this_machine
+from lmswap.cli.plan import parse_step_budget, read_parsed, this_machine
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.fixed_memory import FixedMemory
@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
         PlanInfeasible, TierError: see `lmswap.planner.make_plan`.
     """
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
-    program = read_described(options.program, Program.from_json)
-    machine = read_described(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
+    program = read_parsed(options.program, Program.from_json)
+    machine = read_parsed(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
     costs = roofline(program, machine)
     fixed = program.fixed or FixedMemory()
     limits: dict[str, Any] = {
@@ -68,4 +68,4 @@ def run(options: argparse.Namespace) -> int:
 def _network(name: str) -> Network:
     if name not in PRESETS and not os.path.lexists(name):
         raise OptionError(f"no network is called '{name}', and no file: --network takes {_NETWORKS}")
-    return PRESETS.get(name) or read_described(name, Network.from_json)
+    return PRESETS.get(name) or read_parsed(name, Network.from_json)

@@ -87,7 +87,7 @@ def how_gradients_come(request, tmp_path, monkeypatch):
     if request.param == "at the end":
         yield
         return
-    monkeypatch.setattr(partial_backward, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 1)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

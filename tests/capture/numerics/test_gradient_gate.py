@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _together(tmp_path, monkeypatch):
-    monkeypatch.setattr(partial_backward, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 1)
     monkeypatch.setattr(partial_backward, "_MAX_PARTS", 100)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     events.clear()
@@ -116,7 +116,7 @@ def test_inductors_backward_in_parts_has_the_bits_of_the_whole(policy, monkeypat
         return gradients(model), moved_bytes
 
     in_parts, moved_bytes = trained()
-    monkeypatch.setattr(partial_backward, "_LEAST_BYTES", 2**40)
+    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 2**40)
     assert same_bits(in_parts, trained()[0])
     assert policy != "swap_all" or moved_bytes > 0
 

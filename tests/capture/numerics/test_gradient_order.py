@@ -67,7 +67,7 @@ def arrivals(make, inputs, *, is_enabled):
 
 @pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["by and by", "at once"])
 def _by_and_by(request, monkeypatch):
-    monkeypatch.setattr(partial_backward, "_LEAST_BYTES", 1 if request.param else 2**40)
+    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 1 if request.param else 2**40)
 
 
 @pytest.mark.usefixtures("_processes", "_by_and_by")

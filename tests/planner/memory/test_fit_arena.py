@@ -17,13 +17,13 @@ class Steps:
     """Plans take all that they may and are the faster for it; none takes fewer than ``min_resident_bytes``."""
 
     def __init__(self, min_resident_bytes: int, hole_share: float) -> None:
-        self._least_bytes, self._hole_share = min_resident_bytes, hole_share
+        self._min_bytes, self._hole_share = min_resident_bytes, hole_share
         self.num_made = 0
 
     def plan_within(self, max_bytes: int) -> Plan:
         self.num_made += 1
-        if max_bytes < self._least_bytes:
-            raise PlanInfeasible(budget_bytes=max_bytes, needed_bytes=self._least_bytes, where="f", policy="p")
+        if max_bytes < self._min_bytes:
+            raise PlanInfeasible(budget_bytes=max_bytes, needed_bytes=self._min_bytes, where="f", policy="p")
         return Plan("p", max_bytes, (SWAP,), 1e9 - max_bytes, max_bytes)
 
     def placed_bytes(self, plan: Plan, share: float) -> int:
