@@ -46,8 +46,8 @@ def variant(graph: fx.GraphModule) -> Any:
 class Compiled:
     """A region compiled for one plan, callable in its place."""
 
-    def __init__(self, traced: _Traced, new: Callable[[Any], Variant], handler: Any) -> None:
-        self._traced, self._new, self._variant = traced, new, new(handler)
+    def __init__(self, traced: _Traced, make_variant: Callable[[Any], Variant], handler: Any) -> None:
+        self._traced, self._make_variant, self._variant = traced, make_variant, make_variant(handler)
         self._compiled = traced.compile(self._variant)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -60,12 +60,12 @@ class Compiled:
         It may be called from anywhere. Neither result holds the other.
         """
         with self._traced.resumed():
-            return Compiled(self._traced, self._new, handler)
+            return Compiled(self._traced, self._make_variant, handler)
 
 
 def trace_once(
     compile_region: Callable[[], Any],
-    new: Callable[[Any], Variant],
+    make_variant: Callable[[Any], Variant],
     handler: Any,
     around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext(),
 ) -> Compiled:
@@ -73,14 +73,14 @@ def trace_once(
 
     Args:
         compile_region: its result is discarded.
-        new: makes the variant of a handler.
+        make_variant: makes the variant of a handler.
         handler: that of the first plan.
         around: returns the context that the compilers need besides a tracing context, from the fake mode.
     """
     made: list[Compiled] = []
 
     def second_stage(first: FirstStage) -> Compiled:
-        made.append(Compiled(_Traced(first, around), new, handler))
+        made.append(Compiled(_Traced(first, around), make_variant, handler))
         return made[0]
 
     with intercepted_second_stage(second_stage), without_failure_warnings():
@@ -94,22 +94,24 @@ class _Traced:
 
     def __init__(self, first: FirstStage, around: Callable[[Any], AbstractContextManager[Any]]) -> None:
         self._first, self._around = first, around
-        self._halves: tuple[fx.GraphModule, ...] = ()  # forward and backward, once they are cut apart
+        self._partitions: tuple[fx.GraphModule, ...] = ()  # forward and backward, once they are cut apart
 
     def compile(self, of: Variant) -> BoxedFunction:
         """Run the second stage for one variant."""
 
-        def cut(joint: fx.GraphModule, inputs: Any, **given: Any) -> tuple[fx.GraphModule, ...]:
+        def partition(joint: fx.GraphModule, inputs: Any, **given: Any) -> tuple[fx.GraphModule, ...]:
             if joint.graph.nodes:
-                self._halves = self._first.partition(joint, inputs, **given)
+                self._partitions = self._first.partition(joint, inputs, **given)
                 self._first.drop_graph()
-            forward, backward = halves = tuple(_copy_for(of, half) for half in self._halves)
+            forward, backward = partitions = tuple(_copy_for(of, half) for half in self._partitions)
             of.edit(forward, backward, given["num_fwd_outputs"])
-            return halves
+            return partitions
 
         graph = self._first.graph
         with stage("compiling"):
-            return self._first.run_second_stage(graph if self._first.needs_autograd else _copy_for(of, graph), cut)
+            return self._first.run_second_stage(
+                graph if self._first.needs_autograd else _copy_for(of, graph), partition
+            )
 
     @contextmanager
     def resumed(self) -> Iterator[None]:

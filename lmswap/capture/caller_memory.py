@@ -35,31 +35,33 @@ class LossMeter:
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._watched: int | None = None  # the graph whose forward ran last
+        self._last_forward: int | None = None  # the graph whose forward ran last
         self._held_bytes = 0
-        self._seen_bytes: dict[int, int] = {}  # by graph: above what was held when its forward had run
+        self._measured_bytes: dict[int, int] = {}  # by graph: above what was held when its forward had run
 
     def before_segment(self, graph: int, phase: str) -> None:
         """Note that a segment is about to run; a second forward of the same graph shows that there was no loss."""
-        if self._watched is not None and (phase == "backward" or graph != self._watched):
-            self._seen_bytes[self._watched] = max(0, self._memory.peak_tensor_bytes() - self._held_bytes)
-        self._watched = None
+        if self._last_forward is not None and (phase == "backward" or graph != self._last_forward):
+            self._measured_bytes[self._last_forward] = max(0, self._memory.peak_tensor_bytes() - self._held_bytes)
+        self._last_forward = None
 
     def after_segment(self, graph: int, phase: str) -> None:
         """Note that the segment has run."""
-        if phase == "forward" and graph not in self._seen_bytes:
-            self._watched, self._held_bytes = graph, self._memory.used_tensor_bytes()
+        if phase == "forward" and graph not in self._measured_bytes:
+            self._last_forward, self._held_bytes = graph, self._memory.used_tensor_bytes()
             self._memory.reset_tensor_peak()
 
     def with_measured(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         """Return ``costs`` of a step of ``graphs`` with the measured bytes of its losses, where there are any."""
         ops = _loss_ops(program, graphs)
-        return costs.with_scratch({op: self._seen_bytes[graph] for graph, op in ops if graph in self._seen_bytes})
+        return costs.with_scratch(
+            {op: self._measured_bytes[graph] for graph, op in ops if graph in self._measured_bytes}
+        )
 
     def without_assumed(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         """Return ``costs`` of a step of ``graphs`` in which losses not yet measured take nothing."""
         ops = _loss_ops(program, graphs)
-        return costs.with_scratch({op: 0 for graph, op in ops if graph not in self._seen_bytes})
+        return costs.with_scratch({op: 0 for graph, op in ops if graph not in self._measured_bytes})
 
 
 def loss_bytes(costs: OpCosts, program: Program) -> int:

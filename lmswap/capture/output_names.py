@@ -38,7 +38,7 @@ def results(
     descriptions = output.meta.get("desc") or [None] * len(returned)
     buffers = {node: names[buffer] for node, buffer in graph.buffer_of.items() if buffer in moved}
     return tuple(
-        _result(_maker(node, graph.buffer_of), description, position, inputs, buffers)
+        _result(_producer(node, graph.buffer_of), description, position, inputs, buffers)
         for position, (node, description) in enumerate(zip(returned[:count], descriptions[:count], strict=True))
     )
 
@@ -53,10 +53,10 @@ def _result(
             name = f"{text} {inputs[index] if 0 <= index < len(inputs) else f'input {position}'}"
     if not isinstance(node, fx.Node):
         return Result(name, "nothing")
-    return Result(name, f"op '{node.name}' ({node.target})", source_line(node), _nearest(node, buffers))
+    return Result(name, f"op '{node.name}' ({node.target})", source_line(node), _nearest_swapped(node, buffers))
 
 
-def _maker(node: Any, buffer_of: Mapping[fx.Node, int]) -> Any:
+def _producer(node: Any, buffer_of: Mapping[fx.Node, int]) -> Any:
     """Return the op that made the memory of ``node``: a gradient is often the transpose of a product."""
     while isinstance(node, fx.Node) and node.op == "call_function":
         shown = next((given for given in node.all_input_nodes if buffer_of.get(given) == buffer_of.get(node)), None)
@@ -66,7 +66,7 @@ def _maker(node: Any, buffer_of: Mapping[fx.Node, int]) -> Any:
     return node
 
 
-def _nearest(node: fx.Node, buffers: Mapping[fx.Node, str]) -> tuple[str, ...]:
+def _nearest_swapped(node: fx.Node, buffers: Mapping[fx.Node, str]) -> tuple[str, ...]:
     """Return the names of moved buffers from which ``node`` was computed, the nearest first."""
     found: dict[str, None] = {}
     seen, queue = {node}, deque([node])

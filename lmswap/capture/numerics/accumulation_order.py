@@ -91,12 +91,12 @@ def reorders_view_gradients(joint: fx.Graph, num_outputs: int) -> bool:
         for position, (node, description) in enumerate(zip(returned, descriptions, strict=False))
         if not hasattr(description, "base_of")  # returned for the views alone
     }
-    uses = _Uses(joint, set(filter(_has_gradient, returned)), outputs)
+    uses = _AccumulationOrder(joint, set(filter(_has_gradient, returned)), outputs)
     bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view_op(node))
     return any(uses.in_eager_order(base) != uses.in_captured_order(base) for base in bases if base.op != "placeholder")
 
 
-class _Uses:
+class _AccumulationOrder:
     """The order of accumulation of a tensor's uses in a joint graph: autograd's, the newest first."""
 
     def __init__(self, joint: fx.Graph, returned: set[fx.Node], outputs: dict[fx.Node, int]) -> None:
@@ -112,30 +112,32 @@ class _Uses:
 
         An output's own gradient is first; a view accumulates its gradients before it passes them on.
         """
-        uses = (self.in_eager_order(use) if _is_view_op(use) else self._number[use] for use in self._of(base))
-        return _sum([*self._own(base), *uses])
+        uses = (self.in_eager_order(use) if _is_view_op(use) else self._number[use] for use in self._uses_of(base))
+        return _in_sequence([*self._own(base), *uses])
 
     def in_captured_order(self, base: fx.Node) -> _Sum | None:
         """Return the terms in the order of a region, whose outputs that are views autograd recreates from ``base``."""
-        return _sum([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
+        return _in_sequence([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
 
     def _own(self, node: fx.Node) -> list[int]:
         """Return the number of the gradient from outside, if the model returns ``node``: before those of all uses."""
         return [-1 - self._outputs[node]] if node in self._outputs else []
 
     def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
-        return (_sum([*self._inside(use)]) if _is_view_op(use) else self._number[use] for use in self._of(base))
+        return (
+            _in_sequence([*self._inside(use)]) if _is_view_op(use) else self._number[use] for use in self._uses_of(base)
+        )
 
     def _views(self, base: fx.Node) -> Iterable[int]:
-        for view in filter(_is_view_op, self._of(base)):
+        for view in filter(_is_view_op, self._uses_of(base)):
             yield from self._own(view)
             yield from self._views(view)
 
-    def _of(self, node: fx.Node) -> list[fx.Node]:
+    def _uses_of(self, node: fx.Node) -> list[fx.Node]:
         return sorted(self._is_trained & node.users.keys(), key=lambda use: -self._number[use])
 
 
-def _sum(terms: Iterable[_Sum | None]) -> _Sum | None:
+def _in_sequence(terms: Iterable[_Sum | None]) -> _Sum | None:
     """Return the sum of ``terms`` from left to right; sums that round alike are equal."""
     found = [term for term in terms if term is not None]
     first = sorted(found[:2], key=lambda term: (isinstance(term, int), str(term)))  # addition of two commutes

@@ -39,7 +39,7 @@ class _Gate(torch.autograd.Function):
         if ctx.running is None:
             return given
         running, ctx.running = ctx.running, None
-        return tuple(_sum(*pair) for pair in zip(given, running.run_to(id(ctx)), strict=True))
+        return tuple(_add(*pair) for pair in zip(given, running.run_to(id(ctx)), strict=True))
 
 
 def insert_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ def _is_gate(node: Any) -> bool:
     return forward_class(node) is _Gate
 
 
-def _sum(given: Tensor | None, made: Tensor | None) -> Tensor | None:
+def _add(given: Tensor | None, made: Tensor | None) -> Tensor | None:
     if given is None or made is None:
         return made if given is None else given
     return given + made

@@ -73,7 +73,7 @@ class GradientOrder:
         if len(self._parts) <= 1 and not _any_has_hooks(given_tensors) and not is_distributed():
             return inputs
         given = list(inputs)
-        groups = self._groups([position for position, value in enumerate(given) if _trains(value)])
+        groups = self._groups([position for position, value in enumerate(given) if _requires_grad(value)])
         for positions in reversed(groups):
             for position in reversed(positions):
                 if given[position].is_leaf:
@@ -98,17 +98,17 @@ class GradientOrder:
         positions = defaultdict(list)
         self._tensors = [position for position, value in enumerate(inputs) if isinstance(value, Tensor)]
         for position, value in enumerate(inputs):
-            if (node := _made_by(value)) is not None:
+            if (node := _grad_fn(value)) is not None:
                 positions[node].append(position)
-        ran = _run(filter(None, map(_made_by, outputs)), positions.keys())
+        ran = _autograd_order(filter(None, map(_grad_fn, outputs)), positions.keys())
         self._order = [position for node in ran for position in positions[node]]
 
 
-def _made_by(value: Any) -> Node | None:
+def _grad_fn(value: Any) -> Node | None:
     return value.grad_fn if isinstance(value, Tensor) else None
 
 
-def _trains(value: Any) -> bool:
+def _requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
@@ -117,7 +117,7 @@ def _any_has_hooks(tensors: Sequence[Tensor]) -> bool:
     return any(map(hooks_before_accumulation, tensors)) or any(map(hooks_after_accumulation, tensors))
 
 
-def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
+def _autograd_order(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
     """Return ``leaves`` in the order in which autograd reaches them from ``roots``.
 
     Leaves run as soon as they are ready, of other nodes the newest first.

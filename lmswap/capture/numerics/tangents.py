@@ -50,17 +50,17 @@ CAST = (
 def restore_layout_ops(joint: fx.Graph) -> None:
     """Restore ops of eager mode's backward that a trace omits where a tangent's layout makes them no-ops."""
     reached = set(tangents(joint))
-    as_they_come = set(reached)  # tangents, and views of them
+    tangent_views = set(reached)  # tangents, and views of them
     for node in list(joint.nodes):
         if reached.isdisjoint(node.all_input_nodes):
             continue
         reached.add(node)
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
-        if getattr(node.target, "is_view", False) and not as_they_come.isdisjoint(node.all_input_nodes):
-            as_they_come.add(node)
+        if getattr(node.target, "is_view", False) and not tangent_views.isdisjoint(node.all_input_nodes):
+            tangent_views.add(node)
         position = _MADE_CONTIGUOUS.get(node.target)
-        if position is not None and node.args[position] in as_they_come:
+        if position is not None and node.args[position] in tangent_views:
             _make_contiguous(joint, node, position)
 
 
@@ -111,9 +111,9 @@ class TangentAdapter:
         self._positions = [inputs.index(node) for node in self._nodes]
         self._traced = tuple(node.meta["val"].stride() for node in self._nodes)
         self._is_planned = {self._traced: True}  # by strides
-        self._shows_memory = _shows_memory(backward.graph, self._nodes)
-        self._needed = _needed(backward.graph, self._nodes)
-        self._coming = threading.local()  # .present: those that exist, if not all do, until the backward takes them
+        self._depends_on_memory = _depends_on_memory(backward.graph, self._nodes)
+        self._needed_tangents = _needed_tangents(backward.graph, self._nodes)
+        self._arriving = threading.local()  # .present: those that exist, if not all do, until the backward takes them
 
     def run(self, backward: Backward, arguments: list[Any]) -> PartialResults:
         """Return what ``backward`` yields for ``arguments``; None for results of missing gradients only."""
@@ -121,18 +121,18 @@ class TangentAdapter:
         absent = self._absent(given)
         strides = tuple(tangent.stride() for tangent in given)
         if strides not in self._is_planned:
-            self._is_planned[strides] = not self._shows_memory and self._runs_as_planned(given)
+            self._is_planned[strides] = not self._depends_on_memory and self._runs_as_planned(given)
         given.clear()  # each is freed at its last use
         if not self._is_planned[strides]:
             self._note(COPIED)
             for position, traced in zip(self._positions, self._traced, strict=True):
-                arguments[position] = _laid(arguments[position], traced)
+                arguments[position] = _copied_to_strides(arguments[position], traced)
         partial_results = backward(arguments)
         return map(partial(self._without, absent), partial_results) if absent else partial_results
 
     def _without(self, absent: set[fx.Node], given: dict[int, Any]) -> dict[int, Any]:
         return {
-            position: None if self._needed[position] and self._needed[position] <= absent else result
+            position: None if self._needed_tangents[position] and self._needed_tangents[position] <= absent else result
             for position, result in given.items()
         }
 
@@ -141,11 +141,11 @@ class TangentAdapter:
         if is_any_autocast_enabled():
             self._note(CAST)
         # Always set: if a later hook raises, no backward takes it, and the next one must not read it.
-        self._coming.present = gradients if any(gradient is None for gradient in gradients) else None
+        self._arriving.present = gradients if any(gradient is None for gradient in gradients) else None
 
     def _absent(self, given: Sequence[torch.Tensor]) -> set[fx.Node]:
         """Return the tangents that do not exist; torch passes zeros in their place."""
-        present = self._coming.__dict__.pop("present", None)
+        present = self._arriving.__dict__.pop("present", None)
         if present is None:
             return set()
         pairs = zip(self._nodes, given, strict=True)
@@ -176,7 +176,7 @@ class TangentAdapter:
         return all(_layout(node) == _layout(copies[node]) for node in moved)
 
 
-def _shows_memory(backward: fx.Graph, nodes: Collection[fx.Node]) -> bool:
+def _depends_on_memory(backward: fx.Graph, nodes: Collection[fx.Node]) -> bool:
     """Return whether the graph accesses the memory of one of ``nodes`` independently of its strides."""
     views = set(nodes)
     for node in backward.nodes:
@@ -187,7 +187,7 @@ def _shows_memory(backward: fx.Graph, nodes: Collection[fx.Node]) -> bool:
     return False
 
 
-def _needed(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]]:
+def _needed_tangents(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]]:
     """Return, for each output, the tangents of ``nodes`` that it depends on."""
     needed: dict[fx.Node, set[fx.Node]] = {}
     for node in backward.nodes:
@@ -196,7 +196,7 @@ def _needed(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]
     return [needed[result] if isinstance(result, fx.Node) else set() for result in output.args[0]]
 
 
-def _laid(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+def _copied_to_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
