@@ -206,22 +206,22 @@ def _check_segments(segments: Sequence[Segment], swap: Swap, earlier: Sequence[S
     if not origin.start <= start <= origin.stop or not (swap.release <= origin.stop or is_passed_directly):
         raise PlanInvalid(
             "segments",
-            f"leaves from {start} to {swap.release}, its last user runs in [{origin.start}, {origin.stop})",
+            f"swapped out from {start} to {swap.release}, its last user runs in [{origin.start}, {origin.stop})",
             buffer=swap.buffer,
         )
     if not destination.start <= swap.in_start <= swap.first_use < destination.stop:
         raise PlanInvalid(
             "segments",
-            f"returns from {swap.in_start} to {swap.first_use}, its next user runs in "
+            f"prefetched from {swap.in_start} to {swap.first_use}, its next user runs in "
             f"[{destination.start}, {destination.stop})",
             buffer=swap.buffer,
         )
     if swap.out_start is None:
-        returned = max(other.first_use for other in earlier)
-        if not origin.start <= returned < origin.stop:
+        fetched = max(other.first_use for other in earlier)
+        if not origin.start <= fetched < origin.stop:
             raise PlanInvalid(
                 "segments",
-                f"its copy returned last at {returned}, but it leaves in [{origin.start}, {origin.stop})",
+                f"its copy was last prefetched for {fetched}, but it is swapped out in [{origin.start}, {origin.stop})",
                 buffer=swap.buffer,
             )
     if origin != destination and not _can_pass_values(origin, destination):

@@ -63,15 +63,15 @@ def insert_swaps(
     for number, swap in enumerate(plan.swaps):
         before = segments.index(program.segment_of(last_uses[number]))
         after = segments.index(program.segment_of(swap.first_use))
-        is_late = swap.out_start is not None and swap.release > segments[before].stop
-        leaving = {SwapAction.OUT_START} if is_late else {SwapAction.OUT_START, SwapAction.RELEASE}
+        is_released_later = swap.out_start is not None and swap.release > segments[before].stop
+        leaving = {SwapAction.OUT_START} if is_released_later else {SwapAction.OUT_START, SwapAction.RELEASE}
         for position, kind in swap.actions():
             actions[before if kind in leaving else after].append(_SwapEvent(position, kind, number))
         if before != after:
-            editors[before].passed_on[swap.buffer] = is_late
-            editors[after].receive(swap, editors[before].graph, is_late=is_late)
-    for editor, segment, todo in zip(editors, segments, actions, strict=True):
-        for action in sorted(todo):
+            editors[before].saved_as_token[swap.buffer] = is_released_later
+            editors[after].receive(swap, editors[before].graph, is_released_later=is_released_later)
+    for editor, segment, segment_actions in zip(editors, segments, actions, strict=True):
+        for action in sorted(segment_actions):
             editor.apply(action, offset=action.position - segment.start)
         editor.finish()
     for forward, backward in pairwise(graphs):
@@ -92,7 +92,7 @@ class _SwapInserter:
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
-        self.passed_on: dict[int, bool] = {}  # buffers among the saved outputs: whether also as a tensor
+        self.saved_as_token: dict[int, bool] = {}  # buffers among the saved outputs: whether also as a tensor
         self._received: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
         self._sources: dict[int, fx.Node] = {}  # the node that an unfinished copy out reads
@@ -120,22 +120,22 @@ class _SwapInserter:
                 case SwapAction.FIRST_USE:
                     self._first_use(swap, anchor)
 
-    def receive(self, swap: Swap, origin: SegmentGraph, *, is_late: bool) -> None:
+    def receive(self, swap: Swap, origin: SegmentGraph, *, is_released_later: bool) -> None:
         """Insert one token before the inputs that receive ``swap``'s buffer from ``origin``'s saved outputs.
 
-        `finish` drops these inputs, but not the first of them if ``is_late``: the buffer is released in this graph.
+        `finish` drops these inputs, but keeps the first if ``is_released_later``: the buffer is released in this graph.
 
         Raises:
             PlanInvalid: there is no such input.
         """
         inputs = sorted(node for node in self._values.get(swap.buffer, []) if node.op == "placeholder")
         if not inputs:
-            raise PlanInvalid("hand-over", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
+            raise PlanInvalid("saved values", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
         token = self.graph.take(f"token_{swap.buffer}", self._fake_token(), before=inputs[0])
         _copy_version_check(inputs[0], token)
         self._tokens[swap.buffer] = token
         self._received.append(swap.buffer)
-        if is_late:
+        if is_released_later:
             self._sources[swap.buffer] = inputs[0]
 
     def finish(self) -> None:
@@ -204,16 +204,16 @@ class _SwapInserter:
         yield from sorted(values, key=is_whole, reverse=True)
 
     def _replace_saved_outputs(self) -> None:
-        if not self.passed_on:
+        if not self.saved_as_token:
             return
         buffer_of = {node: buffer for buffer, nodes in self._values.items() for node in nodes}
         saved: list[Any] = []
         for node in self.graph.saved:
             buffer = buffer_of.get(node)
-            if buffer not in self.passed_on:
+            if buffer not in self.saved_as_token:
                 saved.append(node)
             elif self._tokens[buffer] not in saved:
-                saved += [self._tokens[buffer], node] if self.passed_on[buffer] else [self._tokens[buffer]]
+                saved += [self._tokens[buffer], node] if self.saved_as_token[buffer] else [self._tokens[buffer]]
                 _copy_version_check(node, self._tokens[buffer])
         self.graph.save(saved)
 

@@ -168,7 +168,7 @@ class _RecomputeInserter:
 
     def _save_in_forward(self, value: fx.Node) -> None:
         if self._forward is None or value not in self._values.buffer_of:
-            raise PlanInvalid("hand-over", f"'{value.name}' is not available in the {self.graph.phase} graph")
+            raise PlanInvalid("saved values", f"'{value.name}' is not available in the {self.graph.phase} graph")
         node = self.graph.take(value.name, value.meta["val"])
         node.target = node.name  # another name for the argument would hold its memory to the end
         # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.

@@ -41,7 +41,7 @@ _CAST = "backward() ran under autocast, see the notes"
 _NO_COPIES = "its inputs cannot be copied, because they share memory or are not plain tensors"
 
 
-class _Given(torch.autograd.Function):
+class _CopiedLeaf(torch.autograd.Function):
     """The value of a leaf in separate memory, which the model may write."""
 
     @staticmethod
@@ -72,7 +72,7 @@ class _Modes:
 
 
 @dataclass
-class _Run:
+class _EagerRun:
     """One call of the module, on copies of the graphs' inputs."""
 
     given: list[Any]  # copies that are never written; those that require gradients are leaves
@@ -118,21 +118,21 @@ class EagerReference:
 
     def _run(self, graphs: Region, arguments: Sequence[Any]) -> Sequence[Any]:
         if not _can_be_copied(arguments):
-            self._leaves_out("outputs and gradients", range(len(arguments)), _NO_COPIES)
+            self._skip("outputs and gradients", range(len(arguments)), _NO_COPIES)
             return graphs(*arguments)
         with restored_rng_states(self._device) as states:
-            run = self._eager(arguments, states)
+            run = self._run_eager(arguments, states)
         edges = [_edge(argument) for argument in arguments]  # taken before the graphs run: writes change them
         outputs = graphs(*arguments)
         written = sorted(self._written or ())
         results = effect_results(_named("output {}", range(len(outputs))), self._names, written, self._device)
         actual = effects(outputs, arguments, written, self._device)
-        self._compare(results, run.effects, actual, lambda: self._again(run).effects)
+        self._compare(results, run.effects, actual, lambda: self._repeat(run).effects)
         self._verified.num_plain_outputs += len(outputs)
-        self._watch(run, edges, outputs)
+        self._compare_gradients(run, edges, outputs)
         return outputs
 
-    def _eager(self, arguments: Sequence[Any], states: list[torch.Tensor]) -> _Run:
+    def _run_eager(self, arguments: Sequence[Any], states: list[torch.Tensor]) -> _EagerRun:
         """Run the module on copies of ``arguments``; inputs that it writes, or may write, get second copies."""
         set_rng_states(states, self._device)
         given, spare = _copies(arguments), _copies(arguments) if self._written != set() else []
@@ -145,14 +145,14 @@ class EagerReference:
         outputs = list(self._module(*inputs))
         self._written = {position for position, value in enumerate(inputs) if _version(value) != versions[position]}
         changed = effects(outputs, inputs, sorted(self._written), self._device)
-        return _Run(given, outputs, changed, states, _Modes(self._device))
+        return _EagerRun(given, outputs, changed, states, _Modes(self._device))
 
-    def _again(self, run: _Run) -> _Run:
+    def _repeat(self, run: _EagerRun) -> _EagerRun:
         """Repeat a run; the current RNG states are restored."""
         with restored_rng_states(self._device), run.modes:
-            return self._eager(run.given, run.rng_states)
+            return self._run_eager(run.given, run.rng_states)
 
-    def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def _compare_gradients(self, run: _EagerRun, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compare the gradients that the graphs' backward will return."""
         ends = [edge[0] for edge in edges if edge is not None]
         node = next(filter(None, (captured_node(output, ends) for output in outputs)), None)
@@ -171,28 +171,28 @@ class EagerReference:
             if all(gradient is None for gradient in given):
                 return
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
-                self._leaves_out("gradients", into, _NOT_PLAIN)
+                self._skip("gradients", into, _NOT_PLAIN)
                 return
             if is_any_autocast_enabled():
-                self._leaves_out("gradients", into, _CAST)
+                self._skip("gradients", into, _CAST)
                 return
             is_unseen = any(gradient is not None and number not in of for number, gradient in enumerate(given))
             if torch.is_grad_enabled() or is_unseen:
-                self._leaves_out("gradients", into, _VIEWS if is_unseen else _TWICE)
+                self._skip("gradients", into, _VIEWS if is_unseen else _TWICE)
                 return
             if has_views:  # their gradients are included in those of another output
-                self._leaves_out("gradients of views that are outputs", into, _VIEWS)
+                self._skip("gradients of views that are outputs", into, _VIEWS)
             with restored_rng_states(self._device):
                 expected = run.gradients(of, given, list(into))
             results = _named("the gradient of {}", (self._names[position] for position in into))
             actual = [made[number] for number in into.values()]
-            self._compare(results, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))
+            self._compare(results, expected, actual, lambda: self._repeat(run).gradients(of, given, list(into)))
             self._verified.num_plain_gradients += len(into)
 
         disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.numerics.double_backward`
         node.register_hook(disable(ran))
 
-    def _leaves_out(self, what: str, inputs: Iterable[int], why: str) -> None:
+    def _skip(self, what: str, inputs: Iterable[int], why: str) -> None:
         """Record that ``what`` of the graph with those ``inputs`` is not compared."""
         names = [self._names[position] for position in inputs]
         others = f" and {len(names) - 1} other inputs" if len(names) > 1 else ""
@@ -255,7 +255,7 @@ def _input(copy: Any, argument: Any, memory: Any) -> Any:
     copy.requires_grad_()
     if memory is copy:
         return copy
-    apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _Given.apply
+    apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _CopiedLeaf.apply
     return apply(copy, memory)
 
 

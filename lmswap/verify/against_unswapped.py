@@ -45,7 +45,7 @@ class _Call:
     saved: list[Any]
 
 
-class _Copy:
+class _UnswappedGraph:
     """A graph without swaps or recomputation, and the comparisons with its results."""
 
     def __init__(
@@ -99,8 +99,8 @@ class UnswappedReference:
         Findings are counted in ``verified``; ``recorder`` gives the step number.
         """
         self._device, self._verified, self._recorder = device, verified, recorder
-        self._copies = [
-            _Copy(graph, program.ops[segment.start : segment.stop], made, device, verified)
+        self._graphs = [
+            _UnswappedGraph(graph, program.ops[segment.start : segment.stop], made, device, verified)
             for segment, graph, made in zip(program.segments, graphs, results, strict=True)
         ]
         self._calls: dict[int, _Call] = {}
@@ -138,26 +138,26 @@ class UnswappedReference:
     def _run_forward(self, swapped: BoxedFunction, arguments: list[Any]) -> Any:
         inputs = list(arguments)
         with restored_rng_states(self._device) as states:
-            expected, saved = self._copies[0].run(inputs)
+            expected, saved = self._graphs[0].run(inputs)
         call = self._running.call = _Call(inputs, states, saved)
         try:
             outputs = swapped(arguments)
         finally:
             del self._running.call
-        actual = self._copies[0].effects(outputs, inputs)
+        actual = self._graphs[0].effects(outputs, inputs)
         self._verified.num_outputs += self._compare(0, call, (), expected, actual)
         return outputs
 
     def _run_backward(self, swapped: BoxedFunction, arguments: list[Any]) -> Any:
         call = self._calls[int(arguments[0])]
-        tangents = arguments[len(arguments) - (self._copies[1].num_inputs - len(call.saved)) :]
+        tangents = arguments[len(arguments) - (self._graphs[1].num_inputs - len(call.saved)) :]
         if not all(map(has_plain_storage, tangents)):  # `lmswap.verify.against_eager` reports that nothing is compared
             return swapped(arguments)
         inputs = [*call.saved, *tangents]
         with restored_rng_states(self._device):
-            expected, _ = self._copies[1].run(inputs)
+            expected, _ = self._graphs[1].run(inputs)
         gradients = swapped(arguments)
-        actual = self._copies[1].effects(gradients, inputs)
+        actual = self._graphs[1].effects(gradients, inputs)
         self._verified.num_gradients += self._compare(1, call, tangents, expected, actual)
         return gradients
 
@@ -165,7 +165,7 @@ class UnswappedReference:
         self, which: int, call: _Call, tangents: Sequence[Any], expected: Sequence[Any], actual: Sequence[Any]
     ) -> int:
         """Compare all results, and return the number of tensors among those returned to the caller."""
-        copy = self._copies[which]
+        copy = self._graphs[which]
         found = copy.comparator.differences(copy.results, expected, actual, lambda: self._repeat(which, call, tangents))
         self._verified.num_runs += 1
         for result, differs in found.items():
@@ -178,8 +178,8 @@ class UnswappedReference:
         """Run the copies again, from the forward on."""
         with restored_rng_states(self._device):
             set_rng_states(call.rng_states, self._device)
-            outputs, saved = self._copies[0].run(call.inputs)
-            return outputs if which == 0 else self._copies[1].run([*saved, *tangents])[0]
+            outputs, saved = self._graphs[0].run(call.inputs)
+            return outputs if which == 0 else self._graphs[1].run([*saved, *tangents])[0]
 
 
 def call_token(number: int) -> torch.Tensor:

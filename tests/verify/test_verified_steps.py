@@ -77,12 +77,12 @@ def test_references_of_a_verified_call_end_with_its_graph(monkeypatch):
     )
     runs = []
 
-    class Run(against_eager._Run):
+    class Run(against_eager._EagerRun):
         def __init__(self, *given):
             super().__init__(*given)
             runs.append(weakref.ref(self))
 
-    monkeypatch.setattr(against_eager, "_Run", Run)
+    monkeypatch.setattr(against_eager, "_EagerRun", Run)
     case = MODELS["shared_views"]
     model = enable(case)
     loss = case.loss(model(case.batch()))
