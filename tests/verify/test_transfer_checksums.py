@@ -110,7 +110,7 @@ def test_a_failed_audit_is_requested_once_and_fails_each_time():
     flat = torch.zeros(64, dtype=torch.uint8)
     audit.out_queued(1, 0, flat.untyped_storage(), 0, 64)
     for transfer in (8, 9):  # a graph that is kept reads it twice
-        audit.in_queued(transfer, audit.landing(flat))
+        audit.in_queued(transfer, audit.staging(flat))
         with pytest.raises(TransferError, match="the disk"):
             audit.in_waited(1, transfer, flat)
     audit.forget()  # when a step was cut short
