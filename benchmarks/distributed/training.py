@@ -7,7 +7,6 @@ ranks that were killed and go on from the last checkpoint have the same bits as 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from benchmarks.distributed.shards import Batch, Shards, shard_validation
 from benchmarks.programs.models import Bottleneck, resnet50
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.checkpoint import State, load_state, save_state
-from benchmarks.unet3d.memory import CudaMeter, MemorySampler, Meter, ResidentMeter
+from benchmarks.unet3d.memory import CudaMeter, MemorySampler, Meter, ResidentMeter, import_lmswap
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
 LOSS_SCALE = 1024.0  # in fp16: keeps small gradients from becoming 0
@@ -144,7 +143,7 @@ class _Run:
         """The network under its budget, if it has one, and shared by the ranks."""
         settings, ranks = self._settings, self._ranks
         if settings.budget_bytes is not None:
-            importlib.import_module("lmswap.api")  # modules are not what the budget is about
+            import_lmswap()
         self._meter = CudaMeter() if ranks.device.type == "cuda" else ResidentMeter()
         if settings.budget_bytes is not None:
             lmswap.enable(self._network, budget=settings.budget_bytes)

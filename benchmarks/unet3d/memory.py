@@ -6,6 +6,7 @@ is enabled or the first step runs. On CUDA: what torch's allocator has reserved,
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 import threading
@@ -16,6 +17,12 @@ from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+
+def import_lmswap() -> None:
+    """Import what enabling a model and planning its steps import: modules are not what a budget is about."""
+    importlib.import_module("lmswap.api")
+    importlib.import_module("lmswap.planner").import_search()
 
 
 class MeasurementError(Exception):

@@ -7,7 +7,6 @@ killed and goes on from its checkpoint has the same bits as one that was not, wh
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import math
 import time
@@ -26,7 +25,7 @@ from benchmarks.unet3d.checkpoint import State, held, load_state, reading, repla
 from benchmarks.unet3d.dataset import DataSet
 from benchmarks.unet3d.loader import Batch, CubeFiles, EpochSampler, training_loader, validation_loader
 from benchmarks.unet3d.loss import weighted_dice_loss
-from benchmarks.unet3d.memory import CudaMeter, Meter, ResidentMeter
+from benchmarks.unet3d.memory import CudaMeter, Meter, ResidentMeter, import_lmswap
 from benchmarks.unet3d.network import Head, UNet3d
 from benchmarks.unet3d.preprocess import Normalization, measure_normalization
 from benchmarks.unet3d.recipe import Dtype, autocast, make_optimizer, make_schedule, should_stop, take_step
@@ -182,7 +181,7 @@ class _Run:
         training, settings = self._training, self._settings
         self._write_log()  # a kill may have come between the checkpoint and the log
         if settings.swapping is not None:
-            importlib.import_module("lmswap.api")  # modules are not what the budget is about
+            import_lmswap()
         meter: Meter = CudaMeter() if self._device.type == "cuda" else ResidentMeter()
         self._on_event({"event": "start", "history": list(training.history), "done": len(training.losses)})
         if settings.swapping is not None:

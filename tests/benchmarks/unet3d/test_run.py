@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.unet3d import run as run_module
 from benchmarks.unet3d.configuration import Configuration
 from benchmarks.unet3d.measured import Run
+from benchmarks.unet3d.memory import MeasurementError
 from benchmarks.unet3d.network import UNet3d
 from benchmarks.unet3d.preprocess import load_cubes, prepare_cube
 from benchmarks.unet3d.run import Trainer, run
+from lmswap import planner
 from lmswap.ir.timeline import Lane
 from tests.benchmarks.unet3d.scans import make_subject
 
@@ -52,6 +55,19 @@ def test_a_run_reports_its_steps_and_measures_itself(plain_run, events):
     assert result.tensor_peak_bytes > 1500 * 32**3  # saved for backward alone: 1798 bytes a voxel
     assert result.memory == tuple(sorted(result.memory))
     assert result.swapping is None
+
+
+def test_modules_are_loaded_before_memory_is_measured(plain, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(planner, "import_search", lambda: loaded.append("the search"))
+
+    class Meter:
+        def __init__(self):
+            raise MeasurementError(", ".join(loaded))
+
+    monkeypatch.setattr(run_module, "ResidentMeter", Meter)
+    with pytest.raises(MeasurementError, match="the search"):
+        run(replace(plain, policy="auto", budget_bytes=2**30), lambda _: None)
 
 
 @pytest.mark.slow
