@@ -1,35 +1,43 @@
-"""Trains drawn networks at every budget from the least that is accepted to their peak, and judges each run.
+"""Trains drawn networks at "50%" and at every budget from the least to their peak, and judges each run.
 
     python -m benchmarks.judge --networks 12 --spacing 0.05
 
-Bits must be plain torch's and the budget be kept. Where something is swapped or recomputed at least 92 % of the budget
-should be used, the peak be predicted within 2 %, and the seconds of the last step, on a quiet machine, within 8 %. The
-least budget, which a refusal names, should exceed what plain torch takes in a process of its own by no more than 8 MiB
-or 5 %.
+Bits must be plain torch's, the budget be kept, the last step's peak be predicted within 2 %, and where something is
+swapped or recomputed at least 92 % of the budget be used. Two goals: on a quiet machine seconds are predicted within
+8 %; the least budget, which a refusal names, exceeds what plain torch takes in a process of its own by no more than
+8 MiB or 5 %. Results are written after each run; networks that the file has from earlier runs stay in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compact import to_json
 from benchmarks.judge.networks import draw
 from benchmarks.unet3d.commands.arguments import positive
 from benchmarks.unet3d.ending import run_to_end
 from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.fresh import RunFailed
 from benchmarks.unet3d.study import describe_machine
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting.text import print_result
 
 RESULTS = Path(__file__).parents[1] / "results" / "judge_cpu.json"
+COMMAND = [sys.executable, "-m", "benchmarks.judge.run"]
 STEPS = 8  # the plan is final from the sixth on
 USED, PREDICTED_BYTES, PREDICTED_SECONDS = 0.92, 0.02, 0.08
+SHARE = "50%"
+QUIET_LOAD = 1.5  # the load average up to which the machine does little else than one run
+_MOST_SECONDS = 900  # of a run; one takes some 15
 _STARTS_BYTES = 4 * 2**20  # by which the least budget differs from start to start, as docs/budget.md says
 _SLACK_BYTES, _SLACK = 8 * 2**20, 0.05
 
@@ -38,51 +46,83 @@ _SLACK_BYTES, _SLACK = 8 * 2**20, 0.05
 class Verdict:
     """One run: what it was given and took, and what is wrong with it, in words."""
 
-    seed: int
-    budget_bytes: int
+    budget: int | str
     figures: dict[str, Any]
     broken: tuple[str, ...]  # promises
     missed: tuple[str, ...]  # goals
 
 
-def judge(seed: int, budget_bytes: int, plain: dict[str, Any]) -> Verdict:
+def judge(seed: int, budget: int | str, plain: dict[str, Any]) -> Verdict:
     """Trains the network of ``seed`` within a budget, and holds it against the ``plain`` run."""
-    figures = _run(seed, STEPS, str(budget_bytes))
+    try:
+        figures = _run(seed, STEPS, str(budget))
+    except RunFailed as failure:
+        return Verdict(budget, {}, (str(failure),), ())
     if "refused" in figures:
-        return Verdict(seed, budget_bytes, figures, ("refused",), ())
+        return Verdict(budget, figures, (f"refused: {figures['refused']}",), ())
+    figures["load"] = os.getloadavg()[0]
     broken, missed = [], []
     if figures["digest"] != plain["digest"]:
         broken.append("other bits than plain torch")
-    if figures["highest_peak_bytes"] > budget_bytes:
-        broken.append(f"held {format_bytes(figures['highest_peak_bytes'])}")
-    used = figures["highest_peak_bytes"] / budget_bytes
+    peak_bytes = max(figures["highest_peak_bytes"], figures["grown_bytes"])
+    if peak_bytes > figures["budget_bytes"]:
+        broken.append(f"held {format_bytes(peak_bytes)}")
+    used = figures["measured_peak_bytes"] / figures["budget_bytes"]
     if (figures["swapped_out_bytes"] or figures["recomputed_bytes"]) and used < USED:
-        missed.append(f"used {used:.1%}")
-    for what, most in (("peak_bytes", PREDICTED_BYTES), ("seconds", PREDICTED_SECONDS)):
-        error = figures[f"predicted_{what}"] / figures[f"measured_{what}"] - 1
-        if abs(error) > most:
-            missed.append(f"{what.removesuffix('_bytes')} predicted {error:+.1%}")
-    return Verdict(seed, budget_bytes, figures, tuple(broken), tuple(missed))
+        broken.append(f"used {used:.1%}")
+    error = figures["predicted_peak_bytes"] / figures["measured_peak_bytes"] - 1
+    if abs(error) > PREDICTED_BYTES:
+        broken.append(f"peak predicted {error:+.1%}")
+    error = figures["predicted_seconds"] / figures["measured_seconds"] - 1
+    if abs(error) > PREDICTED_SECONDS and figures["load"] <= QUIET_LOAD:
+        missed.append(f"seconds predicted {error:+.1%}")
+    return Verdict(budget, figures, tuple(broken), tuple(missed))
 
 
-def judge_network(seed: int, spacing: float) -> tuple[dict[str, Any], list[Verdict]]:
-    """The network of ``seed`` at budgets that lie ``spacing`` of the way from the least to the peak apart."""
+def judge_network(seed: int, spacing: float) -> Iterator[dict[str, Any]]:
+    """Judge the network of ``seed`` at "50%" and at `budgets`.
+
+    Yields:
+        What is known of it, with one more of its "runs" each time.
+
+    Raises:
+        RunFailed: it does not train without a budget, or finds no least one.
+    """
     plain, least = _run(seed, STEPS), _run(seed, 1, "least")
-    least["least_bytes"] = _named_by_refusal(seed, least["least_bytes"])
-    bounds = {"plain_bytes": plain["grown_bytes"], **least}
+    plain_bytes, unplanned_bytes = plain["grown_bytes"], least["unplanned_bytes"]
+    least_bytes = _named_by_refusal(seed, least["least_bytes"])
     print_result(
-        f"{seed}: {draw(seed).description}. Plain torch {format_bytes(plain['grown_bytes'])}, least budget "
-        f"{format_bytes(least['least_bytes'])}, unplanned {format_bytes(least['unplanned_bytes'])}"
+        f"{seed}: {draw(seed).description}. Plain torch {format_bytes(plain_bytes)}, least budget "
+        f"{format_bytes(least_bytes)}, unplanned {format_bytes(unplanned_bytes)}"
     )
-    if least["least_bytes"] > plain["grown_bytes"] + max(_SLACK_BYTES, _SLACK * plain["grown_bytes"]):
-        print_result("   the least budget is more than plain torch takes")
-    verdicts = []
-    room_bytes = max(0, least["unplanned_bytes"] - least["least_bytes"])
-    for number in range(round(1 / spacing) + 1 if room_bytes else 1):
-        budget_bytes = least["least_bytes"] + _STARTS_BYTES + round(min(1.0, number * spacing) * room_bytes)
-        verdicts.append(judge(seed, budget_bytes, plain))
-        print_result(f"   {_line(verdicts[-1])}")
-    return bounds, verdicts
+    missed = []
+    if least_bytes > plain_bytes + max(_SLACK_BYTES, _SLACK * plain_bytes):
+        missed.append(f"the least budget is {format_bytes(least_bytes - plain_bytes)} more than plain torch takes")
+        print_result(f"   {missed[-1]}")
+    found = {
+        "seed": seed,
+        "network": draw(seed).description,
+        "machine": asdict(describe_machine()),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "spacing": spacing,
+        "plain_bytes": plain_bytes,
+        "least_bytes": least_bytes,
+        "unplanned_bytes": unplanned_bytes,
+        "missed": missed,
+        "runs": [],
+    }
+    for budget in (SHARE, *budgets(least_bytes, unplanned_bytes, spacing)):
+        verdict = judge(seed, budget, plain)
+        print_result(f"   {_line(verdict)}")
+        found["runs"].append(asdict(verdict))
+        yield found
+
+
+def budgets(least_bytes: int, unplanned_bytes: int, spacing: float) -> list[int]:
+    """Return the budgets from the least to what the step takes unplanned, by ``spacing`` of that; one if it is none."""
+    room_bytes = max(0, unplanned_bytes - least_bytes)
+    number = round(1 / spacing) + 1 if room_bytes else 1
+    return [least_bytes + _STARTS_BYTES + round(min(1.0, each * spacing) * room_bytes) for each in range(number)]
 
 
 def _named_by_refusal(seed: int, nbytes: int) -> int:
@@ -95,22 +135,31 @@ def _named_by_refusal(seed: int, nbytes: int) -> int:
 
 
 def _line(verdict: Verdict) -> str:
-    figures = verdict.figures
-    if "refused" in figures:
-        return f"{format_bytes(verdict.budget_bytes)}: BROKEN: {figures['refused']}"
-    moved = figures["swapped_out_bytes"] + figures["recomputed_bytes"]
+    figures, budget = verdict.figures, verdict.budget
     wrong = "; ".join((*(f"BROKEN: {each}" for each in verdict.broken), *verdict.missed)) or "ok"
+    given = budget if isinstance(budget, str) else format_bytes(budget)
+    if "measured_peak_bytes" not in figures:
+        return f"{given}: {wrong}"
+    moved = figures["swapped_out_bytes"] + figures["recomputed_bytes"]
     return (
-        f"{format_bytes(verdict.budget_bytes)}: peak {format_bytes(figures['highest_peak_bytes'])}, "
+        f"{given}: peak {format_bytes(figures['measured_peak_bytes'])} of {format_bytes(figures['budget_bytes'])}, "
         f"{format_bytes(moved)} swapped or recomputed: {wrong}"
     )
 
 
 def _run(seed: int, steps: int, *budget: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.judge.run", str(seed), str(steps), *budget]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    """What a process of its own finds.
+
+    Raises:
+        RunFailed: it fails, or does not end.
+    """
+    command = [*COMMAND, str(seed), str(steps), *budget]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{' '.join(command[1:])} did not end within {_MOST_SECONDS} s") from None
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command[1:])} failed:\n{done.stderr}")
+        raise RunFailed(f"{' '.join(command[1:])} failed, exit code {done.returncode}:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -131,17 +180,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _judge_all(options: argparse.Namespace) -> int:
-    found: list[dict[str, Any]] = []
-    num_broken = num_missed = num_runs = 0
-    for seed in range(options.seed, options.seed + options.networks):
-        bounds, verdicts = judge_network(seed, options.spacing)
-        found.append({"seed": seed, "network": draw(seed).description, **bounds, "runs": [*map(asdict, verdicts)]})
-        num_runs += len(verdicts)
-        num_broken += sum(bool(verdict.broken) for verdict in verdicts)
-        num_missed += sum(bool(verdict.missed) for verdict in verdicts)
-        kept = {"machine": asdict(describe_machine()), "steps": STEPS, "spacing": options.spacing, "networks": found}
-        write_text(options.output, json.dumps(kept, indent=1) + "\n")
-    print_result(f"{num_runs} runs: {num_broken} broke a promise, {num_missed} missed a goal")
+    seeds = range(options.seed, options.seed + options.networks)
+    stored = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
+    networks = {each["seed"]: each for each in stored}
+    for seed in seeds:
+        for found in judge_network(seed, options.spacing):
+            networks[seed] = found
+            write_text(options.output, to_json([networks[each] for each in sorted(networks)]))
+    runs = [run for seed in seeds for run in networks[seed]["runs"]]
+    num_broken, num_missed = (sum(bool(run[what]) for run in runs) for what in ("broken", "missed"))
+    print_result(f"{len(runs)} runs: {num_broken} broke a promise, {num_missed} missed a goal")
     return int(num_broken > 0)
 
 

@@ -1,6 +1,7 @@
 """One run of the judge in a process of its own: ``python -m benchmarks.judge.run SEED STEPS [BUDGET]``; prints JSON.
 
-Without a budget the network is trained by plain torch. "least" selects the least budget that is accepted, by one call.
+Without a budget the network is trained by plain torch. "least" finds the least budget that is accepted, by one call.
+Peaks are of the growth of resident memory since `lmswap.enable`, or since the optimizer was made without it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from torch import nn
 
 import lmswap
 from benchmarks.judge.networks import Network, draw
+from benchmarks.unet3d.memory import import_lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
+from lmswap.hardware.memory import device_memory
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,10 +56,14 @@ def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> d
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)  # what the first optimizer of a process loads is no training
     gc.collect()
     if options.budget is not None:
-        lmswap.enable(model, budget=int(options.budget))
+        import_lmswap()
+        lmswap.enable(model, budget=options.budget)
+    # Plain torch keeps its allocator; lmswap's readings have resets in between, for which its own observers provide.
+    memory = None if options.budget is None else device_memory(torch.device("cpu"))
     before_bytes = resident_bytes()
     optimizer = network.optimizer(model)
-    reset_peak_resident()
+    if memory is None:
+        reset_peak_resident()
     digest = hashlib.sha256()
     for step in range(options.steps):
         torch.manual_seed(step)
@@ -65,15 +72,17 @@ def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> d
         optimizer.step()
         optimizer.zero_grad()
         digest.update(loss.detach().numpy().tobytes())
+    figures: dict[str, Any]  # before the weights are copied for the digest, which the last step's peak would include
+    if memory is None:
+        figures = {"grown_bytes": peak_resident_bytes() - before_bytes}
+    else:
+        report = lmswap.report(model)
+        names = ("budget_bytes", "measured_peak_bytes", "highest_peak_bytes", "predicted_peak_bytes")
+        names += ("measured_seconds", "predicted_seconds", "swapped_out_bytes", "recomputed_bytes")
+        figures = {"grown_bytes": memory.peak_bytes()} | {name: getattr(report, name) for name in names}
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    figures: dict[str, Any] = {"digest": digest.hexdigest()}
-    if options.budget is None:  # else lmswap has reset the peak in between
-        return figures | {"grown_bytes": peak_resident_bytes() - before_bytes}
-    report = lmswap.report(model)
-    names = ("measured_peak_bytes", "highest_peak_bytes", "predicted_peak_bytes", "predicted_seconds")
-    names += ("measured_seconds", "swapped_out_bytes", "recomputed_bytes")
-    return figures | {name: getattr(report, name) for name in names}
+    return figures | {"digest": digest.hexdigest()}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """The judge of budgets: what it draws, and what it says of a run."""
 
+import json
+import sys
+from itertools import count
+
 import pytest
 import torch
 
@@ -10,6 +14,8 @@ MIB = 2**20
 PLAIN = {"digest": "d", "grown_bytes": 100 * MIB}
 KEPT = {
     "digest": "d",
+    "budget_bytes": 100 * MIB,
+    "grown_bytes": 96 * MIB,
     "highest_peak_bytes": 95 * MIB,
     "measured_peak_bytes": 94 * MIB,
     "predicted_peak_bytes": 94 * MIB,
@@ -38,29 +44,79 @@ def test_a_drawn_network_trains_and_is_the_same_each_time(seed):
     ("changed", "broken", "missed"),
     [
         ({}, (), ()),
-        ({"refused": "it does not fit"}, ("refused",), ()),
+        ({"refused": "it does not fit"}, ("refused: it does not fit",), ()),
         ({"digest": "e"}, ("other bits than plain torch",), ()),
         ({"highest_peak_bytes": 101 * MIB}, ("held 101.00 MiB",), ()),
-        ({"highest_peak_bytes": 90 * MIB}, (), ("used 90.0%",)),
-        ({"highest_peak_bytes": 90 * MIB, "swapped_out_bytes": 0}, (), ()),  # it fits as it is
-        ({"predicted_peak_bytes": 90 * MIB}, (), ("peak predicted -4.3%",)),
+        ({"grown_bytes": 102 * MIB}, ("held 102.00 MiB",), ()),  # whatever the report says
+        ({"measured_peak_bytes": 91 * MIB, "predicted_peak_bytes": 91 * MIB}, ("used 91.0%",), ()),
+        (
+            {"measured_peak_bytes": 50 * MIB, "predicted_peak_bytes": 50 * MIB, "swapped_out_bytes": 0},
+            (),
+            (),
+        ),  # it fits
+        ({"predicted_peak_bytes": 90 * MIB}, ("peak predicted -4.3%",), ()),
         ({"predicted_seconds": 1.1}, (), ("seconds predicted +10.0%",)),
     ],
 )
 def test_a_run_is_held_against_promises_and_goals(changed, broken, missed, monkeypatch):
     monkeypatch.setattr(judge, "_run", lambda *_: KEPT | changed)
+    monkeypatch.setattr(judge.os, "getloadavg", lambda: (1.0, 5.0, 5.0))
     verdict = judge.judge(0, 100 * MIB, PLAIN)
     assert (verdict.broken, verdict.missed) == (broken, missed)
 
 
-def test_budgets_range_from_the_least_to_the_peak(monkeypatch):
+def test_seconds_are_not_judged_on_a_machine_that_others_use(monkeypatch):
+    monkeypatch.setattr(judge, "_run", lambda *_: KEPT | {"predicted_seconds": 2.0})
+    monkeypatch.setattr(judge.os, "getloadavg", lambda: (3.0, 1.0, 1.0))
+    verdict = judge.judge(0, 100 * MIB, PLAIN)
+    assert (verdict.missed, verdict.figures["load"]) == ((), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"), [("import time; time.sleep(60)", "did not end within 1 s"), ("exit(3)", "exit code 3")]
+)
+def test_a_run_that_hangs_or_crashes_breaks_a_promise(code, wrong, monkeypatch):
+    monkeypatch.setattr(judge, "COMMAND", [sys.executable, "-c", code])
+    monkeypatch.setattr(judge, "_MOST_SECONDS", 1)
+    (broken,) = judge.judge(0, "50%", PLAIN).broken
+    assert wrong in broken
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Budgets that runs were given, whose figures are made up."""
+    given = []
+
     def run(_seed, steps, budget=None):
         if budget == "least":
             return {"least_bytes": 59 * MIB, "unplanned_bytes": 100 * MIB}
         if steps == 1:
             return {"refused": "too small", "needed_bytes": 60 * MIB}
-        return PLAIN if budget is None else KEPT
+        if budget is None:
+            return PLAIN
+        given.append(budget)
+        return dict(KEPT)
 
     monkeypatch.setattr(judge, "_run", run)
-    _, verdicts = judge.judge_network(0, 0.25)
-    assert [verdict.budget_bytes // MIB for verdict in verdicts] == [64, 74, 84, 94, 104]
+    return given
+
+
+def test_budgets_are_half_and_range_from_the_least_to_the_peak(runs):
+    *_, found = judge.judge_network(0, 0.25)
+    assert runs == ["50%", *(str(nbytes * MIB) for nbytes in (64, 74, 84, 94, 104))]
+    assert [run["budget"] for run in found["runs"]] == ["50%", *(nbytes * MIB for nbytes in (64, 74, 84, 94, 104))]
+
+
+def test_results_are_written_after_each_run_beside_those_of_other_networks(runs, monkeypatch, tmp_path):
+    file, calls, run = tmp_path / "judge.json", count(), judge._run
+    arguments = ["--networks", "1", "--spacing", "0.5", "--output", str(file)]
+    assert judge.main([*arguments, "--seed", "4"]) == 0
+
+    def interrupt(_seed, steps, *budget):
+        if budget and steps == judge.STEPS and next(calls) == 2:
+            raise KeyboardInterrupt
+        return run(_seed, steps, *budget)
+
+    monkeypatch.setattr(judge, "_run", interrupt)
+    assert judge.main([*arguments, "--seed", "2"]) == 130
+    assert [(found["seed"], len(found["runs"])) for found in json.loads(file.read_text())] == [(2, 2), (4, 4)]
