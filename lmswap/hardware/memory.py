@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -280,11 +280,14 @@ class CpuMemory:
     def uncounted(self) -> Iterator[None]:  # noqa: D102
         self.trim()
         before_bytes = resident_bytes()
-        try:
-            yield
-        finally:
-            self.trim()
-            self._base_bytes += max(0, resident_bytes() - before_bytes)
+        with ExitStack() as peaks:
+            for watch in self._watches:
+                peaks.enter_context(watch.paused())
+            try:
+                yield
+            finally:
+                self.trim()
+                self._base_bytes += max(0, resident_bytes() - before_bytes)
 
     def min_counted_bytes(self) -> int:  # noqa: D102
         return _HEAP_THRESHOLD_BYTES

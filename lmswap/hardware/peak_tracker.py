@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class PeakTracker:
@@ -64,6 +65,16 @@ class Watch:
     def restart(self) -> int:
         """Restarts from the current value, and returns the highest one until now."""
         return self._mark.restart(self)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context in which no value counts: at its exit it is as high as it was, or as the current value."""
+        highest = self.value()
+        try:
+            yield
+        finally:
+            self.restart()
+            self.earlier = highest
 
     def stop(self) -> None:
         """Ends the observer: restarts of others no longer keep its peak. Idempotent."""

@@ -43,6 +43,18 @@ def test_growth_that_is_not_counted_is_in_no_figure(memory):
     assert held[-1] == 1
 
 
+def test_peaks_of_growth_that_is_not_counted_are_in_no_figure(memory):
+    before = torch.ones(64 * MIB, dtype=torch.uint8)
+    del before
+    with memory.uncounted():
+        torch.ones(256 * MIB, dtype=torch.uint8)
+    for resident, tensors in ((memory.peak_bytes(), memory.peak_tensor_bytes()), memory.lap_peaks()):
+        assert abs(resident - 64 * MIB) < SLACK
+        assert abs(tensors - 64 * MIB) < SLACK
+    after = torch.ones(128 * MIB, dtype=torch.uint8)
+    assert memory.peak_bytes() > after.nbytes - SLACK
+
+
 def test_memory_freed_before_counting_hides_no_growth():
     scraps = [bytearray(64 * 2**10) for _ in range(4000)]  # below the size that the C library maps on its own
     del scraps[:-1]  # the last one keeps the freed pages from going back by themselves
