@@ -49,6 +49,7 @@ class Allowance:
     grown_bytes: int = 0  # growth of what is in use between steps since then
     settled_margin_bytes: int | None = None  # that still has to stay free once growth is known
     fragmented_bytes: int = 0  # beyond the budget, by fragmentation
+    drift_bytes: int = 0  # change since then that the margin absorbs: predicted, and no cause to replan
     spared_reserve_bytes: int = 0  # that steps have shown not to need; `reserve_bytes` is what is left
     spared_margin_bytes: int = 0  # by which the margin shrank when growth was known
     ahead_bytes: int = 0  # left free for growth to come, once it has recurred
@@ -59,15 +60,16 @@ class Allowance:
     @property
     def base_bytes(self) -> int:
         """Bytes in use before the step."""
-        return self.found_bytes + self.grown_bytes
+        return self.found_bytes + self.grown_bytes + self.drift_bytes
 
     @property
     def margin_bytes(self) -> int:
         """Bytes that stay free: until growth is known, it is subtracted from the planned margin down to a minimum."""
+        free_bytes = self.ahead_bytes - self.drift_bytes
         if self.settled_margin_bytes is not None:
-            return self.settled_margin_bytes + self.ahead_bytes
+            return self.settled_margin_bytes + free_bytes
         least_bytes = min(_STEADY_MARGIN_BYTES, self.planned_margin_bytes)
-        return max(least_bytes, self.planned_margin_bytes - self.grown_bytes) + self.ahead_bytes
+        return max(least_bytes, self.planned_margin_bytes - self.grown_bytes) + free_bytes
 
     @property
     def fixed_bytes(self) -> int:
@@ -130,7 +132,7 @@ class Allowance:
             pending_optimizer_bytes=self.optimizer_reserve_bytes,
         )
         unsettled = replace(self, settled_margin_bytes=None, spared_margin_bytes=0)
-        return replace(unsettled, grown_bytes=0, fragmented_bytes=0, ahead_bytes=0, trained=trained)
+        return replace(unsettled, grown_bytes=0, drift_bytes=0, fragmented_bytes=0, ahead_bytes=0, trained=trained)
 
     def with_held(self, nbytes: int) -> Allowance:
         """Return it with ``nbytes`` more held outside of the step, taken from `ahead_bytes` first."""
@@ -146,8 +148,13 @@ class Allowance:
         return replace(
             self,
             grown_bytes=max(0, in_use_bytes - self.found_bytes - self.reserve_bytes),
+            drift_bytes=0,
             fragmented_bytes=self.fragmented_bytes + over_bytes,
         )
+
+    def drifted(self, nbytes: int) -> Allowance:
+        """Return it for ``nbytes`` more, or less, in use between steps, as far as the margin absorbs that."""
+        return replace(self, drift_bytes=min(nbytes, self.margin_bytes + self.drift_bytes))
 
     def ahead(self, nbytes: int) -> Allowance:
         """Return it with ``nbytes`` left free for growth to come."""

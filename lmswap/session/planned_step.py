@@ -40,7 +40,7 @@ class History:
     segment_seconds: tuple[float, ...] = ()  # of compute by the current plan, without timed ops, if known
     released: frozenset[int] = frozenset()  # outputs and tangents known not to be held by the caller
     min_counted_bytes: int = 0  # smaller buffers are measured as in use between steps
-    read_peak_bytes: int = 0  # the step's peak when growth was measured last
+    read_peak_bytes: int = 0  # the step's peak when growth was measured last; 0: it is measured after the next run
     outgrown_bytes: int = 0  # growth that its plans had no room for
     accepted_bytes: int = 0  # in a compressed tier, for which no plan was found that takes less
     host_of: Plan | None = None  # the plan by whose run the host's time is calibrated

@@ -342,7 +342,8 @@ class Replanner:
         origin = f"replanned {self._after_step()} {source}".rstrip()
         is_same = planned.plan.acts_as(step.plan)
         allowance, retention = (met.allowance, met.retention) if met is not None else (step.allowance, None)
-        history, made = replace(step.history, segment_seconds=()), (step.graphs, step.joined, planned)
+        made = step.graphs, step.joined, planned
+        history = replace(step.history, segment_seconds=(), read_peak_bytes=0)
         try:
             self._plans.adopt(*made, allowance, origin, retention=retention, history=history)
         except TierError as error:

@@ -81,7 +81,8 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
         shown |= {"phase": seen.phase, "num_runs": step.history.num_runs + 1}
     allowance = _counted_memory(step, seen)
     if seen.in_use_bytes is not None:
-        shown["read_peak_bytes"] = seen.peak_bytes
+        # What is compiled after the last search of the warm-up comes into use in the next run: 0 has it read once more.
+        shown["read_peak_bytes"] = seen.peak_bytes if step.history.phase is Phase.FINAL else 0
     if seen.accumulated_bytes is not None:
         joined = replace(joined, program=joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
     if seen.costs is not None:
@@ -188,9 +189,9 @@ def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
         allowance = allowance.with_held(excess_bytes)
     if seen.in_use_bytes is not None:
         grown = allowance.with_growth(seen.in_use_bytes, seen.fragmented_bytes)
-        is_large = grown.grown_bytes - allowance.grown_bytes > GROWTH_BYTES
-        if is_large or step.history.phase is not Phase.FINAL:
-            allowance = grown
+        more_bytes = grown.grown_bytes - allowance.grown_bytes
+        is_counted = more_bytes > GROWTH_BYTES or step.history.phase is not Phase.FINAL
+        allowance = grown if is_counted else allowance.drifted(more_bytes)
     if seen.unused_reserve_bytes:
         allowance = allowance.sparing(seen.unused_reserve_bytes)
     if seen.settled_margin_bytes is not None:

@@ -147,6 +147,35 @@ def test_growth_besides_tensors_is_measured_after_a_higher_peak():
     assert needs_growth(replace(step, history=in_phase(Phase.FINAL, read_peak_bytes=2**40)), 2**39)
 
 
+def test_growth_is_measured_once_more_after_the_last_search_of_the_warm_up():
+    step = planned(history=in_phase(Phase.CALIBRATED, read_peak_bytes=200 * MIB))
+    final = counted(step, replace(shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES), phase=Phase.FINAL))
+    assert needs_growth(final, 100 * MIB)
+    again = counted(final, shown(final, in_use_bytes=BASE_BYTES + RESERVE_BYTES))
+    assert not needs_growth(again, final.history.read_peak_bytes)
+
+
+@pytest.mark.parametrize("more_bytes", [-MIB, 3 * MIB])
+def test_a_change_that_the_margin_absorbs_is_predicted_and_leaves_the_step_as_much(more_bytes):
+    step = planned(history=in_phase(Phase.FINAL))
+    step = counted(step, shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES + 2 * GROWTH_BYTES))
+    seen = shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES + 2 * GROWTH_BYTES + more_bytes)
+    changed = counted(step, seen)
+    assert found(step, seen) == ()
+    assert changed.allowance.base_bytes == step.allowance.base_bytes + more_bytes
+    assert changed.allowance.step_bytes == step.allowance.step_bytes
+    growing = replace(seen, in_use_bytes=seen.in_use_bytes + GROWTH_BYTES)
+    assert counted(changed, growing).allowance.grown_bytes == (
+        3 * GROWTH_BYTES + more_bytes if more_bytes > 0 else 2 * GROWTH_BYTES
+    )
+
+
+def test_a_margin_absorbs_no_more_than_itself():
+    allowance = planned().allowance
+    assert allowance.drifted(2**40).margin_bytes == 0
+    assert allowance.drifted(MIB).drifted(2**40) == allowance.drifted(2**40)
+
+
 @pytest.mark.parametrize("phase", [Phase.CALIBRATED, Phase.FINAL])
 def test_growth_of_the_first_steps_beyond_the_margin_causes_a_replan(phase):
     step = planned(history=in_phase(Phase(phase - 1)))
