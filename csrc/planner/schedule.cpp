@@ -15,7 +15,9 @@ std::uint64_t extend(std::uint64_t key, int what, int at) {
 }  // namespace
 
 Scheduler::Scheduler(const Step& step) : step_(step) {
-  for (const Lifetime lifetime : step.lifetime) resident_at_start_.push_back(lifetime == Lifetime::kTangent);
+  for (const Lifetime lifetime : step.lifetime) {
+    resident_at_start_.push_back(lifetime == Lifetime::kTangent || lifetime == Lifetime::kPersistent);
+  }
   std::vector<int> uses_so_far(step.nbytes.size(), 0);
   for (int op = 0; op < step.num_ops(); ++op) {
     first_step_use_.push_back(step_uses_.size());
@@ -28,7 +30,8 @@ Scheduler::Scheduler(const Step& step) : step_(step) {
         return;
       }
       const int number = uses_so_far[buffer]++;
-      step_uses_.push_back({buffer, step.first_gap[buffer] + number, is_write, number == 0});
+      const bool is_first = number == 0 && !step.is_persistent(buffer);
+      step_uses_.push_back({buffer, step.first_gap[buffer] + number, is_write, is_first});
     };
     for (const int buffer : step.reads[op]) add(buffer, false);
     for (const int buffer : step.writes[op]) add(buffer, true);
@@ -50,6 +53,14 @@ bool Scheduler::build(const std::vector<Action>& actions, double max_recompute_s
   is_resident_ = resident_at_start_;
   pin_counts_.assign(num_buffers, 0);
   gap_.assign(step_.first_gap.begin(), step_.first_gap.end() - 1);
+  for (int buffer = 0; buffer < step_.num_buffers(); ++buffer) {
+    if (!step_.is_persistent(buffer)) continue;
+    newest_[buffer] = buffer;
+    versions_[buffer] = {buffer, 0, -1, -1, false};
+    if (step_.uses[buffer].size() == 0) continue;
+    gap_[buffer] = step_.end_gap(buffer);
+    versions_[buffer].is_swapped = actions[gap_[buffer]] != Action::kKeep;
+  }
   max_runs_ = static_cast<std::size_t>(kMaxRunsPerOp) * step_.seconds.size() + 64;
   recompute_seconds_left_ = max_recompute_seconds;
   depth_ = 0;
@@ -89,6 +100,9 @@ bool Scheduler::run(int op) {
 bool Scheduler::recompute_op(int op, int position, int gap) {
   recompute_seconds_left_ -= step_.seconds[op];
   if (recompute_seconds_left_ < 0 || out_->runs.size() >= max_runs_ || ++depth_ > kMaxDepth) return false;
+  for (const int buffer : step_.reads[op]) {
+    if (step_.is_written_between(buffer, op, position)) return false;
+  }
   if (!ensure_inputs_resident(op, position)) return false;
   const int at = static_cast<int>(out_->runs.size());
   out_->runs.push_back({op, position, gap});
@@ -122,9 +136,11 @@ inline bool Scheduler::ensure_resident(int buffer, int position) {
 inline void Scheduler::use(int buffer, int at, bool is_write) {
   const int version = newest_[buffer];
   auto& last = versions_[version];
-  if (at > last.last_use + 1) {
+  // What is offloaded when the step starts is prefetched also for the first run.
+  const bool starts_offloaded = last.last_use < 0 && is_swap((*actions_)[gap_[buffer]]);
+  if (at > last.last_use + 1 || starts_offloaded) {
     out_->idle_intervals.push_back(
-        {buffer, version, gap_[buffer], last.last_use, at, last.last_write, last.is_swapped});
+        {buffer, version, gap_[buffer], last.last_use, at, last.last_write, last.is_swapped, starts_offloaded});
     if (last.is_swapped) out_->key = extend(out_->key, -1 - version, at);
   }
   last.last_use = at;
@@ -148,6 +164,14 @@ inline void Scheduler::apply_action_after_recompute(int buffer) {
   if (action == Action::kRecomputeAgain && pin_counts_[buffer] == 0) is_resident_[buffer] = 0;
 }
 
+void Scheduler::add_end_interval(int buffer, int version) {
+  const int end = static_cast<int>(out_->runs.size()), gap = step_.end_gap(buffer);
+  const auto& last = versions_[version];
+  const bool is_swapped = is_swap((*actions_)[gap]);
+  out_->idle_intervals.push_back({buffer, version, gap, last.last_use, end, last.last_write, is_swapped});
+  if (is_swapped) out_->key = extend(out_->key, -1 - version, end);
+}
+
 void Scheduler::sum_lifetimes() {
   auto& schedule = *out_;
   const auto num_runs = schedule.runs.size();
@@ -159,10 +183,14 @@ void Scheduler::sum_lifetimes() {
   for (std::size_t version = 0; version < versions_.size(); ++version) {
     const auto [buffer, birth, last_use, last_write, is_swapped] = versions_[version];
     if (birth < 0) continue;  // no op uses it
-    auto stop = static_cast<std::size_t>(last_use) + 1;
+    auto stop = static_cast<std::size_t>(last_use + 1);
     auto start = static_cast<std::size_t>(birth);
     if (version < step_.nbytes.size()) {
       if (step_.lifetime[buffer] == Lifetime::kToEnd) stop = num_runs;
+      if (step_.is_persistent(buffer)) {
+        stop = num_runs;
+        if (last_use >= 0) add_end_interval(buffer, static_cast<int>(version));
+      }
       if (step_.lifetime[buffer] == Lifetime::kTangent) {
         const auto uses = step_.uses[buffer];
         start = schedule.segment_start[step_.segment_of[uses[0]]];

@@ -10,19 +10,28 @@ namespace lmswap::planner {
 
 // The action for a gap between two uses of a buffer, or for the tail after its last use. A recompute may need the
 // buffer inside its gap: it is then restored early, and either kept for its next use or evicted again.
-enum class Action : std::uint8_t { kKeep, kSwap, kSwapAgain, kRecompute, kRecomputeAgain };
-inline constexpr int kNumActions = 5;
+enum class Action : std::uint8_t {
+  kKeep,
+  kSwap,  // over the step's end: the buffer is non-resident there
+  kSwapAgain,
+  kRecompute,
+  kRecomputeAgain,
+  kSwapNext,  // over the step's end only: the buffer is resident there, and swapped before its first use
+};
+inline constexpr int kNumActions = 6;
 
 inline bool is_swap(Action action) { return action == Action::kSwap || action == Action::kSwapAgain; }
 inline bool is_recompute(Action action) { return action == Action::kRecompute || action == Action::kRecomputeAgain; }
 
-// Runs between two uses of a version of a buffer, in which it is not used.
+// Runs between two uses of a version of a buffer, in which it is not used. Of a persistent buffer also those before its
+// first use, whose `last_use` is -1, and those after its last one, whose `next_use` is the number of runs.
 struct IdleInterval {
   int buffer, version;
   int gap;                 // whose action applies
   int last_use, next_use;  // runs
   int last_write;          // the run that wrote it last
   bool is_swapped;
+  bool starts_offloaded = false;  // it is non-resident when the step starts
 };
 
 struct Run {
@@ -70,6 +79,7 @@ class Scheduler {
   void use(int buffer, int at, bool is_write);
   void create(int buffer, int at);
   void apply_action_after_recompute(int buffer);
+  void add_end_interval(int buffer, int version);
   void sum_lifetimes();
 
   const Step& step_;

@@ -7,6 +7,7 @@ namespace lmswap::planner {
 namespace {
 
 constexpr Bytes kPageBytes = 4096;
+constexpr int kNoPlace = -2;  // for a persistent version, in the tier
 
 Bytes pages(Bytes nbytes) { return (nbytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -48,14 +49,44 @@ Outcome CopyScheduler::schedule(const Schedule& schedule, double max_seconds, st
     min_seconds = std::max(min_seconds, clock_ + remaining_seconds);
     if (min_seconds > max_seconds) return too_slow(min_seconds);
   }
-  if (result != nullptr) {
-    result->clear();
-    for (const auto& swap : swaps_) {
-      if (!swap.is_cancelled)
-        result->push_back({swap.version, swap.out_start, swap.release, swap.in_start, swap.next_use});
-    }
-  }
+  end_step(num_runs);
+  min_seconds = std::max(min_seconds, clock_);
+  if (min_seconds > max_seconds) return too_slow(min_seconds);
+  if (result != nullptr) list(num_runs, *result);
   return {0, -1, clock_, min_seconds};
+}
+
+// Releases what is non-resident at the step's end: no copy is under way there.
+void CopyScheduler::end_step(int num_runs) {
+  queue_swap_outs(num_runs);
+  for (std::size_t number = 0; number < swaps_.size(); ++number) {
+    if (swaps_[number].ends_offloaded && is_pending(swaps_[number])) release(static_cast<int>(number), num_runs);
+  }
+}
+
+// Positions in the next step follow those in this one.
+void CopyScheduler::list(int num_runs, std::vector<Swap>& result) const {
+  result.clear();
+  std::vector<int> at_end(last_swap_.size(), -1);  // by version: the swap that ends offloaded
+  for (std::size_t number = 0; number < swaps_.size(); ++number) {
+    if (swaps_[number].ends_offloaded) at_end[swaps_[number].version] = static_cast<int>(number);
+  }
+  for (const auto& swap : swaps_) {
+    if (swap.is_cancelled || swap.ends_offloaded) continue;
+    Swap found{swap.version, swap.out_start, swap.release, swap.in_start, swap.next_use};
+    if (swap.last_use < 0) {
+      found.in_start += num_runs;
+      found.first_use += num_runs;
+      if (swap.starts_offloaded) {
+        found.out_start = swaps_[at_end[swap.version]].out_start;
+        found.release = swaps_[at_end[swap.version]].release;
+      } else {
+        found.release += num_runs;
+        if (found.out_start >= 0) found.out_start += num_runs;
+      }
+    }
+    result.push_back(found);
+  }
 }
 
 // Lists the swaps, and the memory curve with all of their buffers non-resident.
@@ -68,10 +99,15 @@ void CopyScheduler::collect(const Schedule& schedule) {
               segment_of_.begin() + schedule.segment_stop[segment], static_cast<int>(segment));
   }
   swaps_.clear();
+  tier_used_bytes_ = 0;
   last_swap_.assign(schedule.num_versions, -1);
   min_bytes_.assign(num_runs + 1, 0);
   for (const auto& interval : schedule.idle_intervals) {
     if (!interval.is_swapped) continue;
+    if (step_.is_shared(interval.buffer)) {
+      add_shared(interval, static_cast<int>(num_runs));
+      continue;
+    }
     const int origin = segment_of_[interval.last_use], destination = segment_of_[interval.next_use];
     if (!step_.can_pass(origin, destination)) continue;
     const Bytes nbytes = step_.nbytes[interval.buffer];
@@ -87,7 +123,7 @@ void CopyScheduler::collect(const Schedule& schedule) {
         destination != origin && schedule.segment_start[destination] == schedule.segment_stop[origin];
     swaps_.push_back({interval.version, interval.last_write, interval.last_use, interval.next_use, nbytes, earliest_out,
                       is_passed_directly ? interval.next_use : schedule.segment_stop[origin],
-                      schedule.segment_start[destination], true});
+                      schedule.segment_start[destination], true, false, false, false, false});
     min_bytes_[interval.last_use + 1] -= nbytes;
     min_bytes_[interval.next_use] += nbytes;
   }
@@ -103,6 +139,7 @@ void CopyScheduler::collect(const Schedule& schedule) {
             [&](int a, int b) { return swaps_[a].earliest_out < swaps_[b].earliest_out; });
   last_swap_.assign(schedule.num_versions, -1);
   eligible_.clear();
+  idle_at_start_.clear();
   outgoing_.clear();
   copied_out_.clear();
   evictable_.clear();
@@ -110,8 +147,41 @@ void CopyScheduler::collect(const Schedule& schedule) {
   next_eligible_ = next_outgoing_ = next_need_ = next_segment_ = 0;
   num_queued_out_ = 0;
   blocked_swap_ = blocked_until_ = -1;
-  resident_bytes_ = tier_used_bytes_ = excess_bytes_ = 0;
+  resident_bytes_ = excess_bytes_ = 0;
   clock_ = out_end_ = in_end_ = queued_ = 0;
+  for (std::size_t number = 0; number < swaps_.size(); ++number) {
+    auto& swap = swaps_[number];
+    if (!swap.starts_offloaded) continue;
+    swap.out_start = -1;
+    swap.release = 0;
+    resident_bytes_ -= swap.nbytes;
+    last_swap_[swap.version] = static_cast<int>(number);
+    push(offloaded_, static_cast<int>(number), std::greater<>());
+  }
+}
+
+// A swap of a buffer that every segment can use. Persistent ones for which the tier has no place stay resident.
+void CopyScheduler::add_shared(const IdleInterval& interval, int num_runs) {
+  const Bytes nbytes = step_.nbytes[interval.buffer];
+  const bool is_persistent = step_.is_persistent(interval.buffer);
+  const int previous = last_swap_[interval.version];
+  const bool has_no_place =
+      previous == kNoPlace || (is_persistent && previous < 0 && tier_used_bytes_ + pages(nbytes) > tier_bytes_);
+  if (has_no_place) {
+    last_swap_[interval.version] = kNoPlace;
+    return;
+  }
+  const bool may_have_copy = interval.starts_offloaded || (is_persistent && step_.last_write[interval.buffer] < 0) ||
+                             (previous >= 0 && swaps_[previous].last_write == interval.last_write);
+  if (previous >= 0) swaps_[previous].is_last_of_version = false;
+  if (previous < 0 && is_persistent) tier_used_bytes_ += pages(nbytes);
+  last_swap_[interval.version] = static_cast<int>(swaps_.size());
+  const int earliest_out = may_have_copy ? interval.last_use + 1 : interval.last_write + 1;
+  swaps_.push_back({interval.version, interval.last_write, interval.last_use, interval.next_use, nbytes, earliest_out,
+                    interval.next_use, 0, true, true, is_persistent, interval.starts_offloaded,
+                    interval.next_use == num_runs});
+  min_bytes_[interval.last_use + 1] -= nbytes;
+  min_bytes_[interval.next_use] += nbytes;
 }
 
 // Inline: part of every run, and longer than what the compiler inlines by itself. With it and the scheduler's inline
@@ -127,7 +197,7 @@ inline bool CopyScheduler::run_op(int at) {
   for (; next_need_ < swaps_.size() && swaps_[next_need_].next_use == at; ++next_need_) {
     const auto& swap = swaps_[next_need_];
     wait(swap.in_end);
-    if (swap.is_last_of_version && swap.out_start != -2) tier_used_bytes_ -= pages(swap.nbytes);
+    if (swap.is_last_of_version && swap.out_start != -2 && !swap.is_persistent) tier_used_bytes_ -= pages(swap.nbytes);
   }
   resident_bytes_ += schedule_->allocated_bytes[at];
   clock_ = run_end(at);
@@ -138,25 +208,45 @@ inline bool CopyScheduler::run_op(int at) {
 inline void CopyScheduler::queue_swap_outs(int at) {
   for (; next_eligible_ < by_earliest_out_.size() && swaps_[by_earliest_out_[next_eligible_]].earliest_out <= at;
        ++next_eligible_) {
-    push(eligible_, by_earliest_out_[next_eligible_], idle_later());
+    const int number = by_earliest_out_[next_eligible_];
+    if (swaps_[number].starts_offloaded) continue;
+    if (swaps_[number].last_use < 0) {
+      idle_at_start_.push_back(number);
+    } else {
+      push(eligible_, number, idle_later());
+    }
   }
   while (!eligible_.empty() && (swaps_[eligible_.front()].last_use < at || out_end_ <= clock_)) {
     queue_swap_out(pop(eligible_, idle_later()), at);
   }
+  while (out_end_ <= clock_ && queue_swap_out_of_start(at)) {
+  }
+}
+
+// Queues, of the buffers that are idle since the step's start, the one needed last; returns false if there is none.
+bool CopyScheduler::queue_swap_out_of_start(int at) {
+  while (!idle_at_start_.empty()) {
+    const int number = idle_at_start_.back();
+    idle_at_start_.pop_back();
+    if (swaps_[number].is_cancelled || swaps_[number].next_use <= at) continue;
+    queue_swap_out(number, at);
+    return true;
+  }
+  return false;
 }
 
 void CopyScheduler::queue_swap_out(int number, int at) {
   auto& swap = swaps_[number];
   if (has_valid_copy(swap)) {
     swap.out_start = -1;
-  } else if (tier_used_bytes_ + pages(swap.nbytes) > tier_bytes_) {
+  } else if (!swap.is_persistent && tier_used_bytes_ + pages(swap.nbytes) > tier_bytes_) {
     swap.is_cancelled = true;
     reserved_.add(at, swap.next_use, swap.nbytes);
     return;
   } else {
     swap.out_start = at;
     swap.out_end = copy(false, swap.nbytes);
-    tier_used_bytes_ += pages(swap.nbytes);
+    if (!swap.is_persistent) tier_used_bytes_ += pages(swap.nbytes);
   }
   last_swap_[swap.version] = number;
   add_pending(number);
@@ -172,13 +262,15 @@ void CopyScheduler::add_pending(int number) {
   }
 }
 
-// A host copy is valid for later swaps while nothing is written, in the segment that the buffer was prefetched for.
+// A host copy is valid for later swaps while nothing is written, in the segment that the buffer was prefetched for;
+// that of a persistent buffer that nothing writes, for good.
 bool CopyScheduler::has_valid_copy(const PendingSwap& swap) const {
+  if (swap.is_persistent && step_.last_write[swap.version] < 0) return true;
   const int number = last_swap_[swap.version];
   if (number < 0) return false;
   const auto& earlier = swaps_[number];
-  return !earlier.is_cancelled && earlier.last_write == swap.last_write &&
-         segment_of_[earlier.next_use] == segment_of_[swap.last_use];
+  if (earlier.is_cancelled || earlier.last_write != swap.last_write) return false;
+  return swap.is_shared || segment_of_[earlier.next_use] == segment_of_[swap.last_use];
 }
 
 // Cancels swaps whose buffers are needed now and were not released.
@@ -230,7 +322,7 @@ void CopyScheduler::release(int number, int at) {
   wait(swap.out_end);
   swap.release = at;
   resident_bytes_ -= swap.nbytes;
-  push(offloaded_, number, std::greater<>());
+  if (!swap.ends_offloaded) push(offloaded_, number, std::greater<>());
 }
 
 Bytes CopyScheduler::run_bytes(int at) const {
@@ -247,6 +339,7 @@ inline bool CopyScheduler::evict_for_run(int at) {
     if (excess_bytes_ <= 0) return true;
     int best = last_needed_evictable(at);
     if (best < 0) best = first_to_be_copied_out(at);
+    if (best < 0 && queue_swap_out_of_start(at)) continue;
     if (best < 0) return false;
     release(best, at);
   }
@@ -303,7 +396,7 @@ inline void CopyScheduler::queue_prefetches(int at) {
 }
 
 void CopyScheduler::queue_prefetch(PendingSwap& swap, int at) {
-  if (swap.release == at) {  // prefetched before its memory was free for a single run
+  if (swap.release == at && !swap.starts_offloaded) {  // prefetched before its memory was free for a single run
     swap.is_cancelled = true;
   } else {
     swap.in_start = at;

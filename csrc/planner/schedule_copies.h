@@ -49,8 +49,12 @@ class CopyScheduler {
     int release_deadline;  // run before which it must be released, or is cancelled: its next use, or its segment's end
     int earliest_in;       // run before which its prefetch may be queued
     bool is_last_of_version;
-    int out_start = -2;  // -2: not queued; -1: an earlier host copy is valid
-    int out_order = -1;  // among all swaps out
+    bool is_shared;         // see Step
+    bool is_persistent;     // its place in the tier is held for good
+    bool starts_offloaded;  // it was released in the step before
+    bool ends_offloaded;    // it is prefetched in the next step
+    int out_start = -2;     // -2: not queued; -1: an earlier host copy is valid
+    int out_order = -1;     // among all swaps out
     double out_end = 0;
     int release = -1, in_start = -1;
     double in_end = 0;
@@ -58,8 +62,12 @@ class CopyScheduler {
   };
 
   void collect(const Schedule& schedule);
+  void add_shared(const IdleInterval& interval, int num_runs);
+  void end_step(int num_runs);
+  void list(int num_runs, std::vector<Swap>& result) const;
   bool run_op(int at);
   void queue_swap_outs(int at);
+  bool queue_swap_out_of_start(int at);
   void queue_swap_out(int number, int at);
   void add_pending(int number);
   void cancel_unreleased(int at);
@@ -92,6 +100,7 @@ class CopyScheduler {
   std::vector<Bytes> min_bytes_;      // by run, with all swapped buffers non-resident
   Curve reserved_;                    // the same, with prefetched and cancelled ones from then on
   std::vector<int> eligible_;         // heap of swaps that may be queued out: first idle on top
+  std::vector<int> idle_at_start_;    // swaps not queued out of buffers idle since the step's start: last needed last
   // Swaps queued out. Those that were released or cancelled since are still there, and are skipped by searches.
   std::vector<int> outgoing_;    // in order of their copies; from next_outgoing_ on they have not ended
   std::vector<int> copied_out_;  // heap of swaps copied out that may still be in use: first idle on top

@@ -44,11 +44,20 @@ void Search::find_gaps() {
       const int gap = step_.first_gap[buffer] + static_cast<int>(k);
       buffer_of_[gap] = buffer;
       const bool is_tail = k + 1 == uses.size();
-      if (step_.lifetime[buffer] != Lifetime::kActivation || step_.nbytes[buffer] == 0) continue;
+      if (!step_.is_swappable(buffer)) continue;
       if (!is_tail && uses[k + 1] == uses[k] + 1) continue;
+      if (is_tail && step_.is_persistent(buffer)) {
+        if (!limits_.may_swap || step_.nbytes[buffer] < limits_.min_swap_bytes) continue;
+        if (uses[0] == 0 && uses[k] + 1 == step_.num_ops()) continue;
+        allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap));
+        if (uses[0] > 0) allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapNext));
+        evictable_gaps_.push_back(gap);
+        num_actions_ = kNumActions;
+        continue;
+      }
       const int next = is_tail ? -1 : step_.segment_of[uses[k + 1]];
       if (limits_.may_swap && step_.nbytes[buffer] >= limits_.min_swap_bytes &&
-          (is_tail || step_.can_pass(step_.segment_of[uses[k]], next))) {
+          (is_tail || step_.is_shared(buffer) || step_.can_pass(step_.segment_of[uses[k]], next))) {
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap) | bit(Action::kSwapAgain));
       }
       const int producer = step_.producer[buffer];
@@ -77,7 +86,7 @@ void Search::find_classes() {
   }
   for (auto& [key, gaps] : classes) {
     std::sort(gaps.begin(), gaps.end(),
-              [&](int a, int b) { return step_.producer[buffer_of_[a]] < step_.producer[buffer_of_[b]]; });
+              [&](int a, int b) { return begins_at(buffer_of_[a]) < begins_at(buffer_of_[b]); });
     classes_.push_back(std::move(gaps));
   }
 }
@@ -174,9 +183,35 @@ void Search::improve() {
   anneal(best_, max_evaluations_ - evaluations_);
 }
 
+// Swaps a share of the gaps over the step's end, and a share of the other gaps of buffers that every segment can use,
+// evenly among equal layers: so that no part of the step waits for more copies than others.
+void Search::start_evenly() {
+  constexpr int kParts = 8;
+  for (int over_end = 0; over_end <= kParts; ++over_end) {
+    for (int inside = 0; inside <= kParts; ++inside) {
+      auto actions = default_actions_;
+      for (const auto& gaps : classes_) {
+        const int buffer = buffer_of_[gaps[0]];
+        if (!step_.is_shared(buffer) || !allows(gaps[0], Action::kSwap)) continue;
+        const bool is_over_end = step_.is_persistent(buffer) && gaps[0] == step_.end_gap(buffer);
+        int sum = kParts / 2;
+        for (const int gap : gaps) {
+          sum += is_over_end ? over_end : inside;
+          if (sum >= kParts) actions[gap] = Action::kSwap;
+          sum %= kParts;
+        }
+      }
+      if (is_done()) return;
+      const auto score = repair(actions, 0.1, false, 8);
+      starts_.push_back({actions, score});
+    }
+  }
+}
+
 // Evicts the buffers that are cheapest to recompute, up to some share of the bytes; then the cheapest where needed.
 void Search::start() {
   evaluate(default_actions_);
+  if (num_actions_ == kNumActions) start_evenly();
   std::vector<std::pair<double, int>> costs;  // seconds a byte
   for (const int gap : evictable_gaps_) {
     const int buffer = buffer_of_[gap];
@@ -225,12 +260,21 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
       for (int number = 1; number < kNumActions; ++number) {
         const Action action = static_cast<Action>(number);
         const bool is_again = action == Action::kSwapAgain || action == Action::kRecomputeAgain;
-        // A swapped buffer that is resident here was prefetched early.
-        if (!allows(interval.gap, action) || action == now || is_again != (evict_again || now != Action::kKeep))
-          continue;
-        if (now == Action::kSwapAgain || now == Action::kRecomputeAgain) continue;
-        const double seconds = is_swap(action) ? swap_weight * copy_seconds_per_byte_ * static_cast<double>(nbytes)
-                                               : recompute_seconds(actions, buffer, 6);
+        if (!allows(interval.gap, action) || action == now) continue;
+        if (step_.is_persistent(buffer) && interval.gap == step_.end_gap(buffer)) {
+          // What is swapped before its first use is resident after its last one.
+          const bool is_after_last_use = interval.last_use >= 0;
+          if (now == Action::kSwap || (now == Action::kSwapNext && !is_after_last_use)) continue;
+          if (action == Action::kSwapNext && is_after_last_use) continue;
+        } else {
+          // A swapped buffer that is resident here was prefetched early.
+          if (is_again != (evict_again || now != Action::kKeep)) continue;
+          if (now == Action::kSwapAgain || now == Action::kRecomputeAgain) continue;
+        }
+        double seconds = is_recompute(action) ? recompute_seconds(actions, buffer, 6)
+                                              : swap_weight * copy_seconds_per_byte_ * static_cast<double>(nbytes);
+        // Equal layers have equal prices: any of them may be the one to choose.
+        if (step_.is_shared(buffer)) seconds *= 1 + std::uniform_real_distribution<double>(0, 1)(random_);
         options.push_back({seconds / static_cast<double>(nbytes), interval.gap, action, nbytes});
       }
     }
@@ -279,7 +323,7 @@ void Search::anneal(Candidate current, int evaluations) {
     bool changed = changes == 0 && reset_around_op(tried.actions);
     for (int change = 0; change < changes; ++change) {
       const int gap = pick_gap(current);
-      const auto action = static_cast<Action>(static_cast<int>(uniform(random_) * kNumActions));
+      const auto action = static_cast<Action>(static_cast<int>(uniform(random_) * num_actions_));
       changed = changed || (allows(gap, action) && tried.actions[gap] != action);
       if (allows(gap, action)) tried.actions[gap] = action;
     }
@@ -308,8 +352,8 @@ bool Search::reset_around_op(std::vector<Action>& actions) {
   bool changed = false;
   for (const int gap : evictable_gaps_) {
     if (actions[gap] == default_actions_[gap]) continue;
-    const int producer = step_.producer[buffer_of_[gap]];
-    if (producer < middle - reach || producer > middle + reach) continue;
+    const int begin = begins_at(buffer_of_[gap]);
+    if (begin < middle - reach || begin > middle + reach) continue;
     actions[gap] = default_actions_[gap];
     changed = true;
   }

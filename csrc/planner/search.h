@@ -63,11 +63,16 @@ class Search {
     return (allowed_[gap] >> static_cast<int>(action) & 1) != 0;
   }
   [[nodiscard]] bool is_done() const;
+  // The op that makes a buffer; the first that uses it where it is persistent.
+  [[nodiscard]] int begins_at(int buffer) const {
+    return step_.is_persistent(buffer) ? step_.uses[buffer][0] : step_.producer[buffer];
+  }
   static constexpr double kAnySeconds = std::numeric_limits<double>::infinity();
   Score evaluate(const std::vector<Action>& actions, double max_seconds = kAnySeconds);
   Outcome schedule_copies(double max_seconds);
   SearchResult build_result();
   void start();
+  void start_evenly();
   void improve();
   Score repair(std::vector<Action>& actions, double swap_weight, bool evict_again, int max_tries,
                double max_seconds = kAnySeconds);
@@ -93,6 +98,7 @@ class Search {
   Candidate best_;
   Outcome last_outcome_;
   std::unordered_map<std::uint64_t, Outcome> outcomes_;  // by key of the schedule
+  int num_actions_ = kNumActions - 1;                    // kSwapNext is for persistent buffers
   int evaluations_ = 0, max_evaluations_ = 0;
   double target_seconds_ = 0;
   double compute_seconds_ = 0;        // of the step when nothing is evicted

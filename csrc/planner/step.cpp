@@ -40,6 +40,8 @@ void Step::derive() {
   std::vector<std::vector<int>> found(nbytes.size());
   producer.assign(nbytes.size(), -1);
   segment_of.assign(seconds.size(), 0);
+  first_write.assign(nbytes.size(), num_ops());
+  last_write.assign(nbytes.size(), -1);
   for (int index = 0; index < static_cast<int>(segments.size()); ++index) {
     const auto& segment = segments[index];
     std::fill(segment_of.begin() + segment.start, segment_of.begin() + segment.stop, index);
@@ -52,7 +54,9 @@ void Step::derive() {
     for (const int buffer : reads[op]) use(buffer, op);
     for (const int buffer : writes[op]) {
       const bool is_new = found[buffer].empty();
-      if (is_new && lifetime[buffer] != Lifetime::kTangent) {
+      first_write[buffer] = std::min(first_write[buffer], op);
+      last_write[buffer] = op;
+      if (is_new && lifetime[buffer] != Lifetime::kTangent && !is_persistent(buffer)) {
         producer[buffer] = op;
       }
       use(buffer, op);

@@ -59,6 +59,8 @@ enum class Lifetime : std::uint8_t {
   kToEnd,       // from the op that makes it to the end of the step
   kTangent,     // as long as the segments that use it
   kToLastUse,   // from the op that makes it to its last use, always resident
+  kSummed,      // as an activation, for every segment: can be swapped
+  kPersistent,  // from step to step, for every segment: can be swapped, also over the step's end
 };
 
 struct Segment {
@@ -80,7 +82,9 @@ struct Step {
   Rows uses;                    // by buffer: the ops that read or write it
   std::vector<int> producer;    // by buffer: the op that makes it, or -1
   std::vector<int> segment_of;  // by op
-  std::vector<int> first_gap;   // by buffer: gap k follows its use k; the last one is the tail after its last use
+  std::vector<int> first_gap;   // by buffer: gap k follows its use k; the last one is the tail after its last use,
+                                // of a persistent buffer to its first use in the next step
+  std::vector<int> first_write, last_write;  // by buffer: ops; num_ops and -1 where nothing writes it
 
   void derive();
   [[nodiscard]] int num_ops() const { return static_cast<int>(seconds.size()); }
@@ -88,6 +92,18 @@ struct Step {
   [[nodiscard]] int num_gaps() const { return first_gap.back(); }
   // Whether the segment of `from` can pass a buffer to that of `to`.
   [[nodiscard]] bool can_pass(int from, int to) const { return from == to || segments[to].forward == from; }
+  [[nodiscard]] bool is_persistent(int buffer) const { return lifetime[buffer] == Lifetime::kPersistent; }
+  // Whether every segment can use it.
+  [[nodiscard]] bool is_shared(int buffer) const { return lifetime[buffer] >= Lifetime::kSummed; }
+  [[nodiscard]] bool is_swappable(int buffer) const {
+    return nbytes[buffer] > 0 && (lifetime[buffer] == Lifetime::kActivation || is_shared(buffer));
+  }
+  // The gap of a persistent buffer over the step's end.
+  [[nodiscard]] int end_gap(int buffer) const { return first_gap[buffer + 1] - 1; }
+  // Whether a recompute at `position` of `op`, which reads the buffer, would read other bytes.
+  [[nodiscard]] bool is_written_between(int buffer, int op, int position) const {
+    return is_persistent(buffer) && last_write[buffer] > op && first_write[buffer] < position;
+  }
 };
 
 }  // namespace lmswap::planner

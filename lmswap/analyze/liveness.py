@@ -32,7 +32,10 @@ class LiveRange:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gap:
-    """A stretch of at least one op between two uses of a buffer: ``after`` the one, ``before`` the other."""
+    """A stretch of at least one op between two uses of a buffer: ``after`` the one, ``before`` the other.
+
+    That of a persistent buffer over the step's end has a ``before`` of the next step: its op plus the number of ops.
+    """
 
     buffer: int
     after: int
@@ -43,7 +46,8 @@ def live_ranges(program: Program, released: Collection[int] = ()) -> dict[int, L
     """Live ranges of the buffers that the step allocates or is given as tangents, by buffer id.
 
     Parameters and inputs live outside the step and have none; nor has a buffer that no op names. Outputs and tangents
-    live for as long as the caller may hold them; those ``released`` only while the step itself needs them.
+    live for as long as the caller may hold them; those ``released`` only while the step itself needs them. Persistent
+    buffers live for the whole step.
 
     Args:
         program: the step.
@@ -60,9 +64,11 @@ def live_ranges(program: Program, released: Collection[int] = ()) -> dict[int, L
         for buffer in dict.fromkeys(op.writes):
             writes[buffer].append(op.index)
     return {
-        buffer: _live_range(program, buffer, tuple(found), tuple(writes.get(buffer, ())), buffer in released)
-        for buffer, found in sorted(uses.items())
-        if not program.buffers[buffer].is_resident
+        buffer.id: _live_range(
+            program, buffer.id, tuple(uses[buffer.id]), tuple(writes[buffer.id]), buffer.id in released
+        )
+        for buffer in program.buffers
+        if buffer.is_persistent or (buffer.id in uses and not buffer.is_resident)
     }
 
 
@@ -70,6 +76,8 @@ def _live_range(
     program: Program, buffer: int, uses: tuple[int, ...], writes: tuple[int, ...], is_released: bool
 ) -> LiveRange:
     kind = program.buffers[buffer].kind
+    if program.buffers[buffer].is_persistent:
+        return LiveRange(buffer, 0, len(program.ops), uses, writes)
     if kind is BufferKind.TANGENT:
         # The caller holds a backward segment's arguments for as long as the segment runs.
         first, last = program.segment_of(uses[0]), program.segment_of(uses[-1])
@@ -91,7 +99,7 @@ def gaps(live_range: LiveRange) -> tuple[Gap, ...]:
 
 
 def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes: int) -> tuple[Gap, ...]:
-    """The gaps in which a buffer of at least ``min_bytes`` can be non-resident, ordered by buffer and time.
+    """The gaps in which an activation of at least ``min_bytes`` can be non-resident, ordered by buffer and time.
 
     Both ends are in one segment, or in the forward and the backward segment of one graph: only these compiled functions
     can pass a swapped buffer from one to the other.
@@ -100,7 +108,7 @@ def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes:
     found = [
         gap
         for buffer, live_range in ranges.items()
-        if buffers[buffer].is_swappable and buffers[buffer].nbytes >= max(min_bytes, 1)
+        if buffers[buffer].kind is BufferKind.ACTIVATION and buffers[buffer].nbytes >= max(min_bytes, 1)
         for gap in gaps(live_range)
     ]
     owner = segment_by_op(program)

@@ -1,7 +1,7 @@
 """Memory curves of a step: bytes resident at each op, and lower bounds on what any plan leaves.
 
-Bytes count activations, outputs, tangents, gradients and the scratch of the running op. Parameters and inputs live
-outside the step and are not part of any curve here.
+Bytes count activations, outputs, tangents, gradients and the scratch of the running op, and the weights and optimizer
+state that plans place. Parameters and inputs live outside the step and are not part of any curve here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ def repeatable_ops(program: Program) -> tuple[bool, ...]:
     """By op: whether recomputing it later in the same step gives bitwise identical buffers.
 
     True if the op is marked repeatable, creates only buffers that nothing else writes, and reads nothing that is
-    written later, by the step or by its caller.
+    written later, by the step or by its caller. Weights may be: then it is repeatable until their update.
     """
     if not any(op.is_repeatable for op in program.ops):  # as of a step that hooks recorded
         return (False,) * len(program.ops)
@@ -25,7 +25,10 @@ def repeatable_ops(program: Program) -> tuple[bool, ...]:
         op.is_repeatable
         and bool(op.writes)
         and all(first_use[buffer] == last_write[buffer] == op.index and buffer not in op.reads for buffer in op.writes)
-        and all(last_write.get(buffer, -1) < op.index and buffer not in exposed for buffer in op.reads)
+        and all(
+            (last_write.get(buffer, -1) < op.index or program.buffers[buffer].is_persistent) and buffer not in exposed
+            for buffer in op.reads
+        )
         for op in program.ops
     )
 

@@ -66,6 +66,11 @@ class Swap:
     ``in_start`` device memory is taken and the copy in is queued; ``first_use`` compute waits for it.
     The tier's bytes [offset, offset + nbytes) are held from the first out_start to the last first_use.
     At one position, all out_starts come first, then the releases, the in_starts, and the first_uses.
+
+    A persistent buffer may be swapped over the step's end, in the gap from its last use to its first use in the next
+    step: positions from the number of ops on are those of the next step. No copy is under way at the step's end: the
+    buffer is then resident (``out_start``, or ``release`` without one, is in the next step), or it has been released.
+    A host copy of a persistent buffer has its place in the tier in all steps.
     """
 
     buffer: int
@@ -76,13 +81,22 @@ class Swap:
     in_start: int
     first_use: int
 
-    def actions(self) -> Iterator[tuple[int, SwapAction]]:
-        """Yield the position of each action, in order."""
+    def crosses_end(self, num_ops: int) -> bool:
+        """Whether the buffer is non-resident at the end of a step of ``num_ops`` ops, and so at its start."""
+        return self.release <= num_ops <= self.in_start
+
+    def actions(self, num_ops: int) -> Iterator[tuple[int, SwapAction]]:
+        """Yield the position of each action in a step of ``num_ops`` ops: those of the next step count from its start.
+
+        What is released at the step's end has the position ``num_ops``.
+        """
+        leaves_here = self.release <= num_ops
         if self.out_start is not None:
-            yield self.out_start, SwapAction.OUT_START
-        yield self.release, SwapAction.RELEASE
-        yield self.in_start, SwapAction.IN_START
-        yield self.first_use, SwapAction.FIRST_USE
+            yield self.out_start if leaves_here else self.out_start - num_ops, SwapAction.OUT_START
+        yield self.release if leaves_here else self.release - num_ops, SwapAction.RELEASE
+        returns_here = self.in_start < num_ops
+        yield self.in_start if returns_here else self.in_start - num_ops, SwapAction.IN_START
+        yield self.first_use if returns_here else self.first_use - num_ops, SwapAction.FIRST_USE
 
 
 @dataclass(frozen=True, repr=False)

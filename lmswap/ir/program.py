@@ -26,7 +26,7 @@ SCHEMA = "lmswap.program/3"
 # buffer; its memory is scratch.
 LOSS = "lmswap.loss"
 _OPTIONAL = ("fixed", "scratch_bytes")  # fields that files leave out where nothing is known
-PHASES = ("forward", "backward", "inference")
+PHASES = ("forward", "backward", "inference", "update")
 # More than any machine computes in a step; sums over any program stay exact in 64 bits.
 _MAX_FLOPS = 2**62
 
@@ -40,9 +40,13 @@ class BufferKind(StrEnum):
     TANGENT = "tangent"  # gradient passed to a backward segment: lives from its start
     GRADIENT = "gradient"  # returned by a backward segment: lives to the end of the step
     ACCUMULATED_GRADIENT = "added"  # a gradient that is yielded when computed and added to the caller's
-    ACTIVATION = "activation"  # made and last used inside the step: the only kind that can be swapped
+    ACTIVATION = "activation"  # made and last used inside the step: can be swapped from a forward to its backward
+    WEIGHT = "weight"  # a parameter that the plan places: exists from step to step, any segment uses it
+    OPTIMIZER_STATE = "optimizer_state"  # of a weight: exists from step to step, updates read and write it
+    SUMMED_GRADIENT = "summed_gradient"  # of a weight: made by the first backward, last used by the update
 
 
+_PERSISTENT = (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE)
 _GRADIENTS = (BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT)
 
 
@@ -66,8 +70,18 @@ class Buffer:
 
     @property
     def is_swappable(self) -> bool:
-        """Whether its memory is visible inside the step only."""
-        return self.kind is BufferKind.ACTIVATION
+        """Whether only the plan's step sees its memory, so that the plan may move it."""
+        return self.kind is BufferKind.ACTIVATION or self.is_shared
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it exists from step to step: the gap after its last use ends at its first use in the next step."""
+        return self.kind in _PERSISTENT
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every segment can use it: it is not a value that one segment passes to another."""
+        return self.is_persistent or self.kind is BufferKind.SUMMED_GRADIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +188,11 @@ class Program:
             if segment.start <= index < segment.stop:
                 return segment
         raise IndexError(f"op {index} of {len(self.ops)}")
+
+    @cached_property
+    def is_cyclic(self) -> bool:
+        """Whether buffers persist from step to step, so that the step ends as it began."""
+        return any(buffer.is_persistent for buffer in self.buffers)
 
     def bytes_of(self, kind: BufferKind) -> int:
         """Total bytes of its buffers of ``kind``."""

@@ -113,6 +113,8 @@ def make_plan(
         PlanInvalid: a bug in the policy.
     """
     check_policy(policy)
+    if program.is_cyclic and policy not in KEEP_WHAT_FITS:
+        raise OptionError(f"policy '{policy}' moves activations only; for weights use {', '.join(KEEP_WHAT_FITS)}")
     if len(costs.seconds) != len(program.ops) or len(costs.scratch_bytes) != len(program.ops):
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}

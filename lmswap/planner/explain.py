@@ -29,7 +29,7 @@ class _Explainer:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         runs, memory = problem.memory.with_recomputes(plan.recomputes)
         timeline = problem.timeline(plan.swaps, plan.recomputes)
-        self._problem, self._memory = problem, memory
+        self._problem, self._memory, self._step_seconds = problem, memory, timeline.seconds
         self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
         self._swaps: dict[int, list[Swap]] = {}
         for swap in plan.swaps:
@@ -60,7 +60,7 @@ class _Explainer:
         if not buffer.is_swappable:
             return _REASON_BY_KIND[buffer.kind]
         live_range = self._problem.memory.ranges.get(buffer.id)
-        if live_range is None or not gaps(live_range):
+        if live_range is None or not (gaps(live_range) or buffer.is_persistent):
             return "keep: never idle between its uses"
         return f"keep: {format_bytes(buffer.nbytes)} fits the budget"
 
@@ -71,16 +71,16 @@ class _Explainer:
         exposed = f"compute waits {_ms(stall_seconds)}" if stall_seconds else "hidden"
         in_gaps = f" in {len(swaps)} gaps" if len(swaps) > 1 else ""
         out_seconds, in_seconds = (rate.seconds(buffer.nbytes) for rate in (link.out_rate, link.in_rate))
-        producer = self._producer[buffer.id]
-        instead = (
-            f"recompute would cost {_ms(self._problem.memory.costs.seconds[producer])}"
-            if self._repeatable[producer]
-            else f"it cannot be recomputed{self._why_not(producer)}"
+        is_read_only = all(swap.out_start is None for swap in swaps)
+        copies = f"copy {'' if is_read_only else f'{_ms(out_seconds)} out and '}{_ms(in_seconds)} in"
+        return f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{in_gaps}, {copies}, {exposed}; " + (
+            "it cannot be recomputed" if buffer.is_shared else self._instead_of_swap(self._producer[buffer.id])
         )
-        return (
-            f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{in_gaps}, copy {_ms(out_seconds)} out and "
-            f"{_ms(in_seconds)} in, {exposed}; {instead}"
-        )
+
+    def _instead_of_swap(self, producer: int) -> str:
+        if self._repeatable[producer]:
+            return f"recompute would cost {_ms(self._problem.memory.costs.seconds[producer])}"
+        return f"it cannot be recomputed{self._why_not(producer)}"
 
     def _why_not(self, producer: int) -> str:
         program = self._problem.memory.program
@@ -99,10 +99,14 @@ class _Explainer:
         return f"recompute: {format_bytes(buffer.nbytes)} recomputed{times} in {_ms(seconds)}; {instead}"
 
     def _idle_seconds(self, swap: Swap) -> float:
-        uses = self._memory.ranges[swap.buffer].uses
+        num_ops = len(self._memory.program.ops)
+        around = (0, num_ops, -num_ops) if self._memory.program.buffers[swap.buffer].is_persistent else (0,)
+        uses = [use + shift for use in self._memory.ranges[swap.buffer].uses for shift in around]
         last = max(use for use in uses if use < swap.release)
         following = min(use for use in uses if use >= swap.first_use)
-        return self._compute[following].start_seconds - self._compute[last].end_seconds
+        steps = following // num_ops - last // num_ops
+        seconds = steps * self._step_seconds + self._compute[following % num_ops].start_seconds
+        return seconds - self._compute[last % num_ops].end_seconds
 
 
 def _ms(seconds: float) -> str:

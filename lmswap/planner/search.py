@@ -25,6 +25,9 @@ _LIFETIME = {
     BufferKind.GRADIENT: 1,
     BufferKind.TANGENT: 2,
     BufferKind.ACCUMULATED_GRADIENT: 3,
+    BufferKind.SUMMED_GRADIENT: 4,
+    BufferKind.WEIGHT: 5,
+    BufferKind.OPTIMIZER_STATE: 5,
 }
 
 # The smallest buffers, of this share of the budget together, are planned as always resident: an evaluation then has a
@@ -88,6 +91,8 @@ def _work(program: Program) -> tuple[float, ...]:
 
 def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_recompute: bool = True) -> Plan | None:
     """The optimal plan, by exhaustive search; None if the step is too large for that, or nothing fits."""
+    if problem.memory.program.is_cyclic:
+        return None
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
     found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, max_states=_MAX_EXACT_STATES)
     if not found or not found.fits:
@@ -197,7 +202,7 @@ def _make_step(problem: Problem, left_out: frozenset[int] = frozenset()) -> _cor
         scratch_bytes=costs.scratch_bytes,
         repeatable=[
             # A recomputation would make a new buffer in place of one that the step is given.
-            is_repeatable and not any(program.buffers[buffer].is_resident for buffer in op.writes)
+            is_repeatable and not any(program.buffers[b].is_resident or program.buffers[b].is_shared for b in op.writes)
             for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
         ],
         reads=[listed(op.reads) for op in program.ops],

@@ -10,6 +10,9 @@ work in the same order, and starts when the device does. Just before op p, in th
 
 Actions of one kind at one position follow the order of ``Plan.swaps``. Memory follows from the order of instructions
 alone; time is a max-plus recurrence over it, one pass of O(ops + swaps).
+
+A cyclic step is one of many that are alike: what is swapped over its end is non-resident at its start, and no copy is
+under way at either.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Callable, Sequence
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.planner.lane_model import Lanes
@@ -73,7 +76,10 @@ class _Simulation:
 
     def timeline(self) -> Timeline:
         memory, lanes, spans, curve = self._memory, self._lanes, self._spans, self._curve
-        actions, allocated_bytes, freed_bytes = self._actions(), memory.allocated_bytes, memory.freed_bytes
+        num_ops = len(memory.program.ops)
+        actions, allocated_bytes, freed_bytes = self._actions(num_ops), memory.allocated_bytes, memory.freed_bytes
+        for swap, nbytes in zip(self._swaps, self._counted_bytes, strict=True):
+            self._resident_bytes -= nbytes if swap.crosses_end(num_ops) else 0
         steps = zip(memory.program.ops, memory.costs.seconds, memory.costs.scratch_bytes, strict=True)
         for position, (op, seconds, scratch_bytes) in enumerate(steps):
             self._resident_bytes -= freed_bytes[position]
@@ -85,23 +91,26 @@ class _Simulation:
             start = lanes.clock
             lanes.run(seconds)
             spans.append(Span(Lane.COMPUTE, op.name, start, lanes.clock))
+        for action, number in actions.get(num_ops, ()):
+            action(number)
         curve.append((lanes.clock, self._resident_bytes - freed_bytes[-1]))
         return Timeline("predicted", tuple(spans), tuple(curve))
 
-    def _actions(self) -> dict[int, list[tuple[Callable[[int], None], int]]]:
-        """By position: the actions of swaps, by number, in their order."""
-        swaps = self._swaps
-        found = defaultdict[int, list[tuple[Callable[[int], None], int]]](list)
-        for action, positions in (
-            (self._start_out, [swap.out_start for swap in swaps]),
-            (self._release, [swap.release for swap in swaps]),
-            (self._start_in, [swap.in_start for swap in swaps]),
-            (self._await, [swap.first_use for swap in swaps]),
-        ):
-            for number, position in enumerate(positions):
-                if position is not None:
-                    found[position].append((action, number))
-        return found
+    def _actions(self, num_ops: int) -> dict[int, list[tuple[Callable[[int], None], int]]]:
+        """By position of the step: the actions of swaps, by number, in their order."""
+        effects = {
+            SwapAction.OUT_START: self._start_out,
+            SwapAction.RELEASE: self._release,
+            SwapAction.IN_START: self._start_in,
+            SwapAction.FIRST_USE: self._await,
+        }
+        found = defaultdict[int, list[tuple[SwapAction, int]]](list)
+        for number, swap in enumerate(self._swaps):
+            for position, action in swap.actions(num_ops):
+                found[position].append((action, number))
+        return {
+            position: [(effects[action], number) for action, number in sorted(here)] for position, here in found.items()
+        }
 
     def _start_out(self, number: int) -> None:
         self._out_end[number] = self._copy(Lane.OUT, self._swaps[number])
@@ -112,7 +121,7 @@ class _Simulation:
         self._curve.append((self._lanes.clock, self._resident_bytes))
 
     def _start_in(self, number: int) -> None:
-        # Its own copy out has ended: release, which is no later, has waited for it.
+        # Its own copy out has ended: release, which is no later, or in the step before, has waited for it.
         self._in_end[number] = self._copy(Lane.IN, self._swaps[number])
         self._resident_bytes += self._counted_bytes[number]
         self._curve.append((self._lanes.clock, self._resident_bytes))

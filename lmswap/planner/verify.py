@@ -6,16 +6,19 @@ offsets overlap. Rules, by the name that a `PlanInvalid` carries:
 recomputes  in order; of repeatable ops, after their first run, in a segment that can read their inputs; every op, in
             both runs, reads what it reads in the program itself; a recompute reads nothing that the step's caller may
             have written since, unless eager torch would raise an error
-buffers     only known buffers that are visible inside the step only are swapped, to a tier of the machine
-order       out_start ≤ release ≤ in_start ≤ first_use, within the program
+buffers     only known buffers that are visible inside the step only, or persistent, are swapped, to a tier of the
+            machine
+order       out_start ≤ release ≤ in_start ≤ first_use, within the program; or, for persistent buffers, within it and
+            the next step, without a copy under way where the one ends and the other begins
 residency   the buffer is resident at each of its uses, and is prefetched only for a use
 copy        the copy out holds what the buffer held when it was released
 overlap     swaps of one buffer do not overlap
-segments    out_start and release lie in the segment of the last use before, in_start and first_use in that of the next;
-            release may be in the next one too, if that follows directly and receives the buffer;
+segments    for activations, out_start and release lie in the segment of the last use before, in_start and first_use in
+            that of the next; release may be in the next one too, if that follows directly and receives the buffer;
             a host copy that is reused was passed to its segment with the buffer
 lanes       swaps are listed in order of need, which breaks ties between copies queued at one position
-tier        copies are at whole pages, within the capacity, and disjoint while they are held
+tier        copies are at whole pages, within the capacity, and disjoint while they are held: of persistent buffers
+            for good, in one place
 capacity    resident bytes, scratch and copies under way included, never exceed the budget
 prediction  the peak that the plan states is the one it has
 """
@@ -37,6 +40,8 @@ from lmswap.ir.program import BufferKind, Program, Segment
 from lmswap.ir.schedule import Schedule, schedule
 
 _PAGE_BYTES = 4096
+_PERSISTENT = (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE)
+_MOVED = (BufferKind.ACTIVATION, BufferKind.SUMMED_GRADIENT, *_PERSISTENT)
 
 
 def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> None:
@@ -62,13 +67,21 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
     for swap in plan.swaps:
         earlier = swaps_of.setdefault(swap.buffer, [])
         _check_buffer(program, machine, swap)
+        if program.buffers[swap.buffer].is_persistent:
+            _check_cyclic_order(program, swap)
+            earlier.append(swap)
+            continue
         _check_order(program, swap)
         _check_residency(swap, uses[swap.buffer])
         _check_copy(swap, earlier, writes[swap.buffer])
         _check_overlap(swap, earlier)
-        _check_segments(segments, swap, earlier, uses[swap.buffer])
+        if not program.buffers[swap.buffer].is_shared:
+            _check_segments(segments, swap, earlier, uses[swap.buffer])
         earlier.append(swap)
-    _check_lanes(plan)
+    for buffer, found in swaps_of.items():
+        if program.buffers[buffer].is_persistent:
+            _check_cycle(len(program.ops), found, uses[buffer], writes[buffer])
+    _check_lanes(program, plan)
     _check_tiers(program, machine, plan)
     peak_bytes = _check_capacity(program, costs, plan, uses, segments)
     _check_prediction(plan, peak_bytes)
@@ -148,7 +161,7 @@ def _check_buffer(program: Program, machine: Machine, swap: Swap) -> None:
     if not 0 <= swap.buffer < len(program.buffers):
         raise PlanInvalid("buffers", f"the program has {len(program.buffers)} buffers", buffer=swap.buffer)
     kind = program.buffers[swap.buffer].kind
-    if kind is not BufferKind.ACTIVATION:
+    if kind not in _MOVED:
         raise PlanInvalid("buffers", f"its kind is '{kind}', it is visible outside the step", buffer=swap.buffer)
     if swap.tier not in [tier.name for tier in machine.tiers]:
         raise PlanInvalid("buffers", f"machine '{machine.name}' has no tier '{swap.tier}'", buffer=swap.buffer)
@@ -198,6 +211,49 @@ def _check_overlap(swap: Swap, earlier: Sequence[Swap]) -> None:
             )
 
 
+def _check_cyclic_order(program: Program, swap: Swap) -> None:
+    num_ops = len(program.ops)
+    start = swap.release if swap.out_start is None else swap.out_start
+    is_ordered = 0 <= start <= swap.release <= swap.in_start <= swap.first_use < start + num_ops
+    is_at_rest = swap.first_use < num_ops or start >= num_ops or swap.release <= num_ops <= swap.in_start
+    if not is_ordered or not is_at_rest or swap.first_use >= 2 * num_ops:
+        raise PlanInvalid(
+            "order",
+            f"out_start {swap.out_start}, release {swap.release}, in_start {swap.in_start}, first_use "
+            f"{swap.first_use} in a cycle of {num_ops} ops",
+            buffer=swap.buffer,
+        )
+
+
+def _check_cycle(num_ops: int, swaps: Sequence[Swap], uses: list[int], writes: list[int]) -> None:
+    """Checks all swaps of one persistent buffer, as they follow each other in step after step."""
+    around = (-num_ops, 0, num_ops)
+    for number, swap in enumerate(swaps):
+        for use in (use + shift for use in uses for shift in around):
+            if swap.release <= use < swap.first_use:
+                raise PlanInvalid(
+                    "residency", f"non-resident from {swap.release} to {swap.first_use}", buffer=swap.buffer, op=use
+                )
+        start = swap.release if swap.out_start is None else swap.out_start
+        for other, shift in ((other, shift) for other in swaps[number + 1 :] for shift in around):
+            other_start = shift + (other.release if other.out_start is None else other.out_start)
+            if start < other.first_use + shift and other_start < swap.first_use:
+                raise PlanInvalid(
+                    "overlap", f"swapped out twice, from {swap.release} and {other.release}", buffer=swap.buffer
+                )
+            if (swap.tier, swap.offset) != (other.tier, other.offset):
+                raise PlanInvalid("tier", "host copies in two places", buffer=swap.buffer)
+        if not writes:
+            continue  # its host copy is valid for good
+        copies = [c.out_start + shift for c in swaps if c.out_start is not None for shift in around]
+        copied = max((copy for copy in copies if copy <= swap.release), default=None)
+        if copied is None:
+            raise PlanInvalid("copy", "it is written, and never copied out", buffer=swap.buffer)
+        for write in (write + shift for write in writes for shift in around):
+            if copied <= write < swap.release:
+                raise PlanInvalid("copy", f"written after the copy out at {copied}", buffer=swap.buffer, op=write)
+
+
 def _check_segments(segments: Sequence[Segment], swap: Swap, earlier: Sequence[Swap], uses: list[int]) -> None:
     origin = segments[max(use for use in uses if use < swap.release)]
     destination = segments[min(use for use in uses if use >= swap.first_use)]
@@ -242,9 +298,10 @@ def _segments(program: Program) -> list[Segment]:
     return [segment for segment in program.segments for _ in range(segment.start, segment.stop)]
 
 
-def _check_lanes(plan: Plan) -> None:
+def _check_lanes(program: Program, plan: Plan) -> None:
+    num_ops = len(program.ops)
     for earlier, later in pairwise(plan.swaps):
-        if earlier.first_use > later.first_use:
+        if earlier.first_use % num_ops > later.first_use % num_ops:
             raise PlanInvalid(
                 "lanes",
                 f"listed after buffer {earlier.buffer}, which is needed later ({earlier.first_use} > "
@@ -265,6 +322,9 @@ def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
         if swap.offset % _PAGE_BYTES or not 0 <= swap.offset <= stop <= capacity_bytes:
             raise PlanInvalid("tier", f"bytes [{swap.offset}, {stop}) of {capacity_bytes}", buffer=swap.buffer)
         held = copies.setdefault((swap.tier, swap.offset, swap.buffer), [])
+        if program.buffers[swap.buffer].is_persistent:
+            held[:] = [[0, len(program.ops)]]
+            continue
         if swap.out_start is not None:
             held.append([swap.out_start, swap.first_use])
         held[-1][1] = swap.first_use  # without a copy out, the last copy is read again
@@ -290,8 +350,12 @@ def _check_capacity(
         change[start] += buffer.nbytes
         change[stop] -= buffer.nbytes
     for swap in plan.swaps:
-        change[swap.release] -= program.buffers[swap.buffer].nbytes
-        change[swap.in_start] += program.buffers[swap.buffer].nbytes
+        nbytes, num_ops = program.buffers[swap.buffer].nbytes, len(program.ops)
+        for shift in (0, num_ops):  # the parts in this step and in the next, which is like this one
+            start, stop = max(swap.release - shift, 0), min(swap.in_start - shift, num_ops)
+            if start < stop:
+                change[start] -= nbytes
+                change[stop] += nbytes
     resident = np.array(costs.scratch_bytes, np.int64) + np.cumsum(np.array(change[:-1], np.int64))
     peak_bytes = int(resident.max(initial=0))
     if peak_bytes > plan.budget_bytes:
@@ -302,6 +366,8 @@ def _check_capacity(
 
 
 def _lifetime(segments: Sequence[Segment], kind: BufferKind, uses: list[int]) -> tuple[int, int]:
+    if kind in _PERSISTENT:
+        return 0, len(segments)
     if not uses or kind in (BufferKind.PARAMETER, BufferKind.INPUT):
         return 0, 0
     if kind is BufferKind.TANGENT:

@@ -65,7 +65,7 @@ def insert_swaps(
         after = segments.index(program.segment_of(swap.first_use))
         is_released_later = swap.out_start is not None and swap.release > segments[before].stop
         leaving = {SwapAction.OUT_START} if is_released_later else {SwapAction.OUT_START, SwapAction.RELEASE}
-        for position, kind in swap.actions():
+        for position, kind in swap.actions(len(program.ops)):
             actions[before if kind in leaving else after].append(_SwapEvent(position, kind, number))
         if before != after:
             editors[before].saved_as_token[swap.buffer] = is_released_later

@@ -21,7 +21,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 
-PHASES = ("forward", "backward", "inference")
+PHASES = ("forward", "backward", "inference", "update")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ def build(
     outputs: str = "",
     tangents: str = "",
     gradients: str = "",
+    weights: str = "",
+    states: str = "",
+    summed: str = "",
     name: str = "test",
 ) -> Step:
     ids: dict[str, int] = {}
@@ -93,6 +96,13 @@ def build(
             return BufferKind.TANGENT
         if buffer in gradients.split():
             return BufferKind.GRADIENT
+        for names, found in (
+            (weights, BufferKind.WEIGHT),
+            (states, BufferKind.OPTIMIZER_STATE),
+            (summed, BufferKind.SUMMED_GRADIENT),
+        ):
+            if buffer in names.split():
+                return found
         if buffer in read_first:
             return BufferKind.PARAMETER if buffer.isupper() else BufferKind.INPUT
         return BufferKind.ACTIVATION

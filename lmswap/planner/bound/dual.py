@@ -1,6 +1,7 @@
 """The lower bound that given prices prove: the Lagrangian dual of planning, vectorized over buffers.
 
-`lmswap.planner.bound.verify_certificate` states the bound and why it holds.
+`lmswap.planner.bound.verify_certificate` states the bound and why it holds. A version of a persistent buffer lives from
+one step into the next: the cuts of a cyclic step are followed by those of the next one, at the same prices.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from lmswap.analyze.liveness import LiveRange
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.machine import Link
+from lmswap.ir.program import Program
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,10 +48,11 @@ def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleI
     """Every gap of the program in which a plan can have the buffer non-resident."""
     program, seconds = memory.program, memory.costs.seconds
     gaps = [
-        (after, before, max(write for write in found.writes if write <= after), buffer)
+        (after, before, max((write for write in found.writes if write <= after), default=uses[0]), buffer)
         for buffer, found in memory.ranges.items()
         if program.buffers[buffer].is_swappable and program.buffers[buffer].nbytes
-        for after, before in pairwise(found.uses)
+        for uses in (_uses_of_versions(program, found),)
+        for after, before in pairwise(uses)
         if before > after + 1
     ]
     made_bytes: dict[int, int] = defaultdict(int)
@@ -61,23 +65,40 @@ def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleI
     }
     repeatable = repeatable_ops(program)
     recomputes = [
-        seconds[made_by] * size / made_bytes[made_by] if repeatable[made_by] else np.inf
-        for (_, _, made_by, _), size in zip(gaps, sizes, strict=True)
+        seconds[made_by] * size / made_bytes[made_by]
+        if repeatable[made_by] and not program.buffers[buffer].is_persistent
+        else np.inf
+        for (_, _, made_by, buffer), size in zip(gaps, sizes, strict=True)
     ]
+    is_never_written = np.array(
+        [program.buffers[buffer].is_persistent and not memory.ranges[buffer].writes for *_, buffer in gaps], bool
+    )
     after, before, written, buffer = np.array(gaps, np.int64).reshape(-1, 4).T
     version = buffer * (len(program.ops) + 1) + written
     out_seconds, in_seconds = np.array([copies[size] for size in sizes]).reshape(-1, 2).T
+    # The host copy of what no op writes is valid for good.
+    out_seconds = np.where(is_never_written & np.isfinite(out_seconds), 0.0, out_seconds)
     nbytes, recompute_seconds = np.array(sizes, np.float64), np.array(recomputes, np.float64)
     found = IdleIntervals(after, before, written, version, nbytes, out_seconds, in_seconds, recompute_seconds)
     return found[np.isfinite(np.minimum(out_seconds, recompute_seconds))]
 
 
+def _uses_of_versions(program: Program, found: LiveRange) -> tuple[int, ...]:
+    """The uses of a buffer; of a persistent one, from its first write, or use, to the same in the next step."""
+    if not program.buffers[found.buffer].is_persistent or not found.uses:
+        return found.uses
+    first = found.uses.index(found.writes[0]) if found.writes else 0
+    return (*found.uses[first:], *(use + len(program.ops) for use in found.uses[: first + 1]))
+
+
 def min_resident_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
     """By op: bytes that are resident under any plan, recomputes included."""
-    change = np.zeros(len(memory.curve) + 1, np.int64)
+    num_ops = len(memory.curve)
+    change = np.zeros(2 * num_ops + 1, np.int64)
     np.add.at(change, found.after + 1, found.nbytes.astype(np.int64))
     np.subtract.at(change, found.before, found.nbytes.astype(np.int64))
-    return memory.curve - np.cumsum(change)[:-1]
+    idle = np.cumsum(change)[:-1]
+    return memory.curve - idle[:num_ops] - idle[num_ops:]
 
 
 @dataclass(frozen=True)
@@ -129,6 +150,7 @@ class Dual:
     cut_seconds: Floats  # of compute, by cut
     zone_seconds: Floats  # of compute, by zone
     compute_factor: float  # of compute, while copies run
+    is_cyclic: bool  # the last zone goes on as the first, at one price; versions live through the cuts of two steps
 
     def bound(self, prices: Prices) -> float:
         """The seconds that ``prices`` prove."""
@@ -145,7 +167,14 @@ class Dual:
 
         Each is resident in a zone, without or with a host copy, or non-resident at a cut, dropped or copied.
         """
-        of, run = self.versions, self._run(prices.out, prices.into)
+        of = self.versions
+        if self.is_cyclic:
+            prices = Prices(
+                np.tile(prices.memory, 2),
+                np.append(prices.out, prices.out[1:]),
+                np.append(prices.into, prices.into[1:]),
+            )
+        run = self._run(prices.out, prices.into)
         resident, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):
             idle, continues = of.is_idle[:, cut], of.continues[:, cut]
@@ -171,11 +200,12 @@ def _times_price(seconds: Floats, price: float) -> Floats:
 
 def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
     """The `Dual` of the step at ``cuts``."""
-    starts = np.array(memory.op_starts)
+    starts, is_cyclic = np.array(memory.op_starts), memory.program.is_cyclic
     return Dual(
-        versions(found, cuts),
+        versions(found, np.append(cuts, cuts + len(memory.curve)) if is_cyclic else cuts),
         (budget_bytes - min_resident_bytes(memory, found)[cuts]).astype(np.float64),
         starts[cuts + 1] - starts[cuts],
         starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],
         compute_factor,
+        is_cyclic,
     )

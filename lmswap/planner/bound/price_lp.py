@@ -53,7 +53,9 @@ class _PriceProgram:
         cuts, zones, kinds = len(dual.idle_budget_bytes), len(dual.zone_seconds), len(self._versions.nbytes)
         self._memory, self._out, self._into, self._run = map(self._variables, (cuts, zones, zones, zones))
         self._out_at_cut, self._in_at_cut, self._run_at_cut = map(self._variables, (cuts, cuts, cuts))
-        self._cost_to_go = [self._variables(kinds, zones) for _ in range(4)]
+        if dual.is_cyclic:
+            self._out[-1], self._into[-1] = self._out[0], self._into[0]
+        self._cost_to_go = [self._variables(kinds, self._versions.is_idle.shape[1] + 1) for _ in range(4)]
 
     def _variables(self, *shape: int) -> Ints:
         start = self._num_variables
@@ -106,30 +108,33 @@ class _PriceProgram:
         out_seconds, in_seconds, recompute_seconds = (
             each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)
         )
+        memory, out, into, run = self._memory, self._out, self._into, self._run
+        out_at_cut, in_at_cut = self._out_at_cut, self._in_at_cut
+        if self._dual.is_cyclic:
+            memory, out_at_cut, in_at_cut = (np.append(each, each) for each in (memory, out_at_cut, in_at_cut))
+            out, into, run = (np.append(each, each[1:]) for each in (out, into, run))
         exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
         swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.recompute_seconds)[:, None]
         for here in (resident, with_copy):
             row, cut = np.nonzero(exists & ~of.is_idle)
             self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0))
             row, cut = np.nonzero(of.is_idle)
-            self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0), (self._memory[cut], -nbytes[row]))
+            self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0), (memory[cut], -nbytes[row]))
             row, cut = np.nonzero(of.is_idle & repeatable)
             self._limit((here[row, cut], 1.0), (dropped[row, cut], -1.0))
         row, cut = np.nonzero(exists & swappable)
-        self._limit((resident[row, cut], 1.0), (with_copy[row, cut], -1.0), (self._out[cut], -out_seconds[row]))
+        self._limit((resident[row, cut], 1.0), (with_copy[row, cut], -1.0), (out[cut], -out_seconds[row]))
         held = np.where(of.is_idle[row, cut], nbytes[row], 0.0)
-        at_cut = (self._out_at_cut[cut], -out_seconds[row])
-        self._limit((resident[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (self._memory[cut], -held))
+        at_cut = (out_at_cut[cut], -out_seconds[row])
+        self._limit((resident[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (memory[cut], -held))
         row, cut = np.nonzero(of.continues & swappable)
-        at_cut = (self._in_at_cut[cut + 1], -in_seconds[row])
-        self._limit(
-            (copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), at_cut, (self._memory[cut + 1], -nbytes[row])
-        )
+        at_cut = (in_at_cut[cut + 1], -in_seconds[row])
+        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), at_cut, (memory[cut + 1], -nbytes[row]))
         row, cut = np.nonzero(of.is_idle & swappable)
         self._limit((with_copy[row, cut], 1.0), (copied[row, cut], -1.0))
-        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (self._into[cut + 1], -in_seconds[row]))
+        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (into[cut + 1], -in_seconds[row]))
         row, cut = np.nonzero(of.is_idle & repeatable)
-        again = (self._run[cut + 1], -recompute_seconds[row])
+        again = (run[cut + 1], -recompute_seconds[row])
         self._limit((dropped[row, cut], 1.0), (resident[row, cut + 1], -1.0), again)
         for absent, possible in ((dropped, repeatable), (copied, swappable)):
             row, cut = np.nonzero(of.continues & possible)

@@ -25,6 +25,11 @@ three, and
     seconds ≥ Σ_zones γ · compute in the zone + Σ versions' cheapest paths - Σ_cuts λ · room
 
 where the op of a cut counts at the lower α and the lower β of the adjacent zones: a copy across it is in both.
+A cyclic step is one of many with one plan. A version of a persistent buffer lives from its write, through the end of
+the step, to the next write: its path is through the cuts and zones of two steps, which have the same prices, and the
+last zone of the one is the first of the other. What no op writes has a host copy for good; it is present at its first
+use, and its path leads from there to the same use in the next step.
+
 Furthermore, no step ends before each op has run once and the host has queued it; the host is otherwise left out, as
 waiting for it only makes plans slower.
 """
@@ -44,6 +49,8 @@ from lmswap.ir.program import BufferKind, Program
 from lmswap.planner.verify import unguarded_buffers
 
 _TOLERANCE = 1e-9
+_PERSISTENT = (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE)
+_IN_STEP = (BufferKind.ACTIVATION, BufferKind.SUMMED_GRADIENT)
 
 
 def verify_certificate(
@@ -64,13 +71,14 @@ def verify_certificate(
     """
     _check_shape(program, certificate)
     link = machine.tier(tier).link.while_busy
-    versions = _versions(program, costs, min_swap_bytes)
+    versions = [*_versions(program, costs, min_swap_bytes), *_persistent_versions(program, min_swap_bytes)]
     resident = [_min_resident_bytes(program, costs, versions, cut) for cut in certificate.cuts]
     if any(nbytes > budget_bytes for nbytes in resident):
         proven = math.inf
     else:
         rooms = [budget_bytes - nbytes for nbytes in resident]
-        least = math.fsum(_min_seconds(version, certificate, link) for version in versions)
+        priced = _unrolled(certificate, len(program.ops)) if program.is_cyclic else certificate
+        least = math.fsum(_min_seconds(version, priced, link) for version in versions)
         offered = math.fsum(price * room for price, room in zip(certificate.memory_prices, rooms, strict=True))
         queued = machine.host.op_seconds * len(program.ops) if machine.host else 0.0
         proven = max(costs.free_seconds, queued, _compute_seconds(costs, certificate, link) + least - offered)
@@ -87,6 +95,7 @@ class _BufferVersion:
     is_swappable: bool
     recompute_seconds: float  # its share; infinite if it is not recomputable
     gaps: list[tuple[int, int]]  # the uses before and after
+    has_copy: bool = False  # a valid host copy from the start
 
 
 def _check_shape(program: Program, certificate: Certificate) -> None:
@@ -96,6 +105,8 @@ def _check_shape(program: Program, certificate: Certificate) -> None:
         raise PlanInvalid("certificate", f"{len(cuts)} cuts, prices of {len(memory)}, {len(out)} and {len(into)} zones")
     if list(cuts) != sorted(set(cuts)) or not all(0 <= cut < len(program.ops) for cut in cuts):
         raise PlanInvalid("certificate", f"cuts {cuts} are not ops in order")
+    if program.is_cyclic and (out[0], into[0]) != (out[-1], into[-1]):
+        raise PlanInvalid("certificate", "the last zone of a cyclic step is the first of the next, at another price")
     for price in (*memory, *out, *into, *(1 - a - b for a, b in zip(out, into, strict=True))):
         if not 0 <= price < math.inf:
             raise PlanInvalid("certificate", f"{price} is not a price")
@@ -109,7 +120,7 @@ def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Bu
     for op in program.ops:
         for buffer in {*op.reads, *op.writes}:
             is_idle = last_use.get(buffer, op.index) < op.index - 1
-            if is_idle and program.buffers[buffer].kind is BufferKind.ACTIVATION and program.buffers[buffer].nbytes:
+            if is_idle and program.buffers[buffer].kind in _IN_STEP and program.buffers[buffer].nbytes:
                 gaps.setdefault((buffer, last_write[buffer]), []).append((last_use[buffer], op.index))
             last_use[buffer] = op.index
         last_write.update(dict.fromkeys(op.writes, op.index))
@@ -123,6 +134,35 @@ def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Bu
         recompute_seconds = costs.seconds[written] * share if written in repeatable else math.inf
         versions.append(_BufferVersion(nbytes, written, nbytes >= min_swap_bytes, recompute_seconds, found))
     return [version for version in versions if version.is_swappable or version.recompute_seconds < math.inf]
+
+
+def _persistent_versions(program: Program, min_swap_bytes: int) -> list[_BufferVersion]:
+    """Those of weights and optimizer state, with positions of up to two steps."""
+    num_ops = len(program.ops)
+    versions = []
+    for buffer in program.buffers:
+        if buffer.kind not in _PERSISTENT or buffer.nbytes < max(min_swap_bytes, 1):
+            continue
+        uses = [op.index for op in program.ops if buffer.id in (*op.reads, *op.writes)]
+        writes = [op.index for op in program.ops if buffer.id in op.writes]
+        starts = writes or uses[:1]
+        for start, stop in zip(starts, [*starts[1:], *(first + num_ops for first in starts[:1])], strict=True):
+            lived = [use for use in (*uses, *(use + num_ops for use in uses)) if start <= use <= stop]
+            gaps = [(after, before) for after, before in pairwise(lived) if before > after + 1]
+            if gaps:
+                versions.append(_BufferVersion(buffer.nbytes, start, True, math.inf, gaps, has_copy=not writes))
+    return versions
+
+
+def _unrolled(certificate: Certificate, num_ops: int) -> Certificate:
+    """The prices of two steps, one after the other."""
+    return Certificate(
+        certificate.seconds,
+        certificate.cuts + tuple(cut + num_ops for cut in certificate.cuts),
+        certificate.memory_prices * 2,
+        certificate.out_prices + certificate.out_prices[1:],
+        certificate.in_prices + certificate.in_prices[1:],
+    )
 
 
 def _repeatable(program: Program) -> set[int]:
@@ -141,7 +181,11 @@ def _repeatable(program: Program) -> set[int]:
         for op in program.ops
         if op.is_repeatable
         and all(first_use[buffer] == op.index == last_write[buffer] for buffer in op.writes)
-        and all(last_write.get(buffer, -1) < op.index and buffer not in unguarded for buffer in op.reads)
+        and all(
+            (last_write.get(buffer, -1) < op.index or program.buffers[buffer].kind in _PERSISTENT)
+            and buffer not in unguarded
+            for buffer in op.reads
+        )
     }
 
 
@@ -151,18 +195,19 @@ def _min_resident_bytes(program: Program, costs: OpCosts, versions: list[_Buffer
     for buffer, (start, stop) in _lifetimes(program).items():
         nbytes += program.buffers[buffer].nbytes if start <= cut < stop else 0
     for version in versions:
-        nbytes -= version.nbytes if any(after < cut < before for after, before in version.gaps) else 0
+        for position in (cut, cut + len(program.ops)):
+            nbytes -= version.nbytes if any(after < position < before for after, before in version.gaps) else 0
     return nbytes
 
 
 def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
     """By buffer of the step: the ops [start, stop) during which it is resident when nothing is swapped."""
-    found: dict[int, tuple[int, int]] = {}
+    found = {b.id: (0, len(program.ops)) for b in program.buffers if b.kind in _PERSISTENT}
     for segment in program.segments:
         for op in program.ops[segment.start : segment.stop]:
             for buffer in {*op.reads, *op.writes}:
                 kind = program.buffers[buffer].kind
-                if kind in (BufferKind.PARAMETER, BufferKind.INPUT):
+                if kind in (BufferKind.PARAMETER, BufferKind.INPUT, *_PERSISTENT):
                     continue
                 start, stop = op.index, op.index + 1
                 if kind is BufferKind.TANGENT:
@@ -199,7 +244,7 @@ def _min_seconds(version: _BufferVersion, certificate: Certificate, link: Link) 
         if copies:
             resident = min(resident, copies[0] * out[cut] + with_copy)
         later = gap
-    return resident
+    return with_copy if version.has_copy else resident
 
 
 def _compute_seconds(costs: OpCosts, certificate: Certificate, link: Link) -> float:

@@ -81,16 +81,24 @@ def _rounded(nbytes: int, unit_bytes: int) -> int:
 def assign_offsets(program: Program, swaps: Sequence[Swap]) -> tuple[tuple[Swap, ...], int]:
     """Assigns tier offsets to copies; returns the swaps with offsets, in their order, and the capacity.
 
-    A range is held from a copy's out_start to the last first_use of the swaps that read it.
+    A range is held from a copy's out_start to the last first_use of the swaps that read it; that of a persistent
+    buffer for good.
     """
     copies: list[list[Swap]] = []
     latest: dict[int, list[Swap]] = {}
     for swap in sorted(swaps, key=lambda swap: swap.release):
-        if swap.out_start is not None:
+        is_persistent = program.buffers[swap.buffer].is_persistent
+        if swap.buffer not in latest if is_persistent else swap.out_start is not None:
             latest[swap.buffer] = []
             copies.append(latest[swap.buffer])
         latest[swap.buffer].append(swap)
-    blocks = [Block(_start(copy[0]), copy[-1].first_use + 1, program.buffers[copy[0].buffer].nbytes) for copy in copies]
+    blocks = [
+        Block(0, len(program.ops) + 1, buffer.nbytes)
+        if buffer.is_persistent
+        else Block(_start(copy[0]), copy[-1].first_use + 1, buffer.nbytes)
+        for copy in copies
+        for buffer in (program.buffers[copy[0].buffer],)
+    ]
     packing = pack(blocks)
     placed = {
         swap: replace(swap, offset=offset)

@@ -1,0 +1,119 @@
+"""The whole step of one micro-batch's program: kinds, sums of gradients, and updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lmswap.analyze.cost import roofline
+from lmswap.analyze.memory import StepMemory
+from lmswap.analyze.training_step import Optimizer, optimizer_called, training_step
+from lmswap.errors import OptionError
+from lmswap.ir.program import BufferKind, Program
+from lmswap.planner import make_plan
+from tests.ir.build import Step, build, unit_machine
+
+TEXT = """
+    forward
+    f 1: x W V -> a
+    g 1: a W -> y
+    backward
+    gw 1: t a -> dW
+    gv 1: t x W -> dV
+"""
+
+
+def micro_batch() -> Step:
+    step = build(TEXT, outputs="y", tangents="t", gradients="dW dV", sizes={"W": 8, "V": 4, "dW": 8, "dV": 4})
+    program = step.program
+    values = (replace(v, dtype="bfloat16", shape=(program.buffers[v.buffer].nbytes // 2,)) for v in program.values)
+    return replace(step, program=replace(program, values=tuple(values)))
+
+
+def whole(micro_batches: int = 1, *, clip_norm: bool = False, trained: str = "WV", optimizer: str = "adamw") -> Program:
+    step = micro_batch()
+    gradient_of = {step.id(f"d{name}"): step.id(name) for name in trained}
+    found = optimizer_called(optimizer) if trained else None
+    return training_step(step.program, gradient_of, found, micro_batches=micro_batches, clip_norm=clip_norm)
+
+
+def names(program: Program, phase: str | None = None) -> list[str]:
+    ops = [op for s in program.segments if phase in (None, s.phase) for op in program.ops[s.start : s.stop]]
+    return [op.name for op in ops]
+
+
+def test_kinds_hold_what_a_step_of_adamw_keeps() -> None:
+    program = whole()
+    assert program.bytes_of(BufferKind.WEIGHT) == 12
+    assert program.bytes_of(BufferKind.SUMMED_GRADIENT) == 12
+    assert program.bytes_of(BufferKind.OPTIMIZER_STATE) == 6 * (8 + 4)  # with a copy in full precision
+    assert program.bytes_of(BufferKind.PARAMETER) == 0
+    assert program.is_cyclic
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    program = whole(trained="V")
+    assert program.bytes_of(BufferKind.WEIGHT) == 12
+    assert program.bytes_of(BufferKind.SUMMED_GRADIENT) == 4
+    assert {b for op in program.ops for b in op.writes if program.buffers[b].kind is BufferKind.WEIGHT} == {
+        program.buffer_names.index("V")
+    }
+
+
+def test_a_forward_alone_reads_weights() -> None:
+    step = build("inference\n f 1: x W -> y", outputs="y")
+    program = training_step(step.program, {})
+    assert [buffer.kind for buffer in program.buffers if buffer.name == "W"] == [BufferKind.WEIGHT]
+
+
+def test_gradients_are_summed_over_the_micro_batches() -> None:
+    program = whole(3)
+    assert names(program).count("W.grad += ") == 2
+    sums = [op for op in program.ops if op.target == "aten.add_"]
+    assert all(set(op.writes) < set(op.reads) for op in sums)
+    assert [s.graph for s in program.segments] == [0, 0, 1, 1, 2, 2]
+
+
+def test_updates_follow_the_last_use_of_weight_and_gradient_in_the_last_backward() -> None:
+    program = whole(2)
+    [update] = [op for op in program.ops if op.target == "lmswap.adamw"]
+    assert names(program)[-2:] == ["V.grad += ", update.name]
+    assert program.segments[-1].phase == "backward"
+
+
+def test_clipping_by_norm_makes_updates_wait_for_all_gradients() -> None:
+    program = whole(2, clip_norm=True)
+    assert program.segments[-1].phase == "update"
+    assert [name.split()[0] for name in names(program, "update")] == ["norm", "norm", "adamw"]
+
+
+def test_large_parameters_are_updated_by_ops_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmswap.analyze.training_step.CHUNK_BYTES", 1)
+    assert [op.target for op in whole(clip_norm=True).ops].count("lmswap.adamw") == 2
+
+
+def test_optimizers_without_state_keep_none() -> None:
+    assert whole(optimizer="sgd").bytes_of(BufferKind.OPTIMIZER_STATE) == 6 * 4  # the copy in full precision
+
+
+@pytest.mark.parametrize("clip_norm", [False, True])
+def test_the_whole_step_is_planned_and_verified(clip_norm: bool) -> None:
+    program = whole(2, clip_norm=clip_norm)
+    machine = unit_machine()
+    costs = roofline(program, machine)
+    peak_bytes = StepMemory(program, costs).peak.nbytes
+    plan = make_plan("auto", program, costs, machine, budget_bytes=peak_bytes - 8, tier="host", min_swap_bytes=1)
+    assert plan.predicted_peak_bytes <= peak_bytes - 8
+    assert plan.swaps
+
+
+def test_errors_name_what_is_missing() -> None:
+    step = micro_batch()
+    with pytest.raises(OptionError, match="micro_batches must be at least 1, not 0"):
+        training_step(step.program, {}, micro_batches=0)
+    with pytest.raises(OptionError, match="1 parameters are trained, and there is no optimizer"):
+        training_step(step.program, {step.id("dW"): step.id("W")})
+    with pytest.raises(OptionError, match="unknown optimizer 'adamm'; known are sgd"):
+        optimizer_called("adamm")
+    assert isinstance(optimizer_called("adam"), Optimizer)

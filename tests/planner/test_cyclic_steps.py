@@ -1,0 +1,266 @@
+"""Plans of cyclic steps: weights and optimizer state that are swapped, also over the step's end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmswap.errors import OptionError, PlanInfeasible, PlanInvalid
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.timeline import Lane
+from lmswap.planner import make_plan, simulate, verify
+from lmswap.planner.bound.certify import certify
+from lmswap.planner.bound.verify_certificate import verify_certificate
+from tests.ir.build import Step, build, unit_machine
+
+# Every weight is idle for two of three seconds, and moves in one.
+LAYERS = """
+    inference
+    a 1: x WA -> p
+    b 1: p WB -> q
+    c 1: q WC -> r
+"""
+# A weight is used, its gradient made, and the weight updated.
+TRAINED = """
+    forward
+    f 2: x WA -> a
+    g 2: a -> y
+    backward
+    h 2: t a WA -> gA
+    update
+    u 2: gA SA WA -> WA SA
+"""
+
+
+def layers(**sizes: int) -> Step:
+    return build(LAYERS, weights="WA WB WC", sizes=sizes)
+
+
+def trained(**sizes: int) -> Step:
+    return build(TRAINED, weights="WA", states="SA", summed="gA", tangents="t", outputs="y", sizes=sizes)
+
+
+def plan_of(step: Step, budget_bytes: int, machine: Machine | None = None, policy: str = "auto") -> Plan:
+    machine = machine or unit_machine()
+    return make_plan(
+        policy, step.program, step.costs, machine, budget_bytes=budget_bytes, tier="host", min_swap_bytes=1
+    )
+
+
+def with_swaps(step: Step, *swaps: Swap) -> Plan:
+    """A plan of ``swaps`` with the peak that it has; not yet verified."""
+    plan = Plan("by hand", 2**30, swaps, 0.0, 0, {"host": 2**20})
+    peak_bytes = simulate(step.program, step.costs, unit_machine(), plan).peak_bytes
+    return replace(plan, predicted_peak_bytes=peak_bytes)
+
+
+def check(step: Step, plan: Plan) -> None:
+    verify(step.program, step.costs, unit_machine(), plan)
+
+
+def test_a_buffer_swapped_over_the_step_end_is_non_resident_there() -> None:
+    step = layers(WA=2, WB=2, WC=2)
+    swap = Swap(step.id("WC"), "host", 0, None, release=3, in_start=4, first_use=5)
+    plan = with_swaps(step, swap)
+    check(step, plan)
+    timeline = simulate(step.program, step.costs, unit_machine(), plan)
+    assert swap.crosses_end(3)
+    # "a" ends at 1, the copy of 2 bytes starts then and arrives at 3: "b" hides one of its two seconds.
+    assert timeline.seconds == 4
+    assert [(span.start_seconds, span.end_seconds) for span in timeline.spans if span.lane is Lane.IN] == [(1, 3)]
+    assert timeline.memory[0] == (0.0, 2 + 2 + 1)  # without WC, with p
+
+
+def test_a_buffer_swapped_in_the_next_step_is_resident_at_the_step_end() -> None:
+    step = trained(SA=4)
+    swap = Swap(step.id("SA"), "host", 0, out_start=4, release=5, in_start=6, first_use=7)
+    plan = with_swaps(step, swap)
+    check(step, plan)
+    timeline = simulate(step.program, step.costs, unit_machine(), plan)
+    assert not swap.crosses_end(4)
+    # Out from 0 to 4: "g" waits for 2 s. In from 6, when "g" ends: "u" waits from 8 to 10.
+    assert timeline.seconds == 8 + 2 + 2
+
+
+def test_the_step_ends_when_its_copies_out_have_ended() -> None:
+    step = trained(SA=4)
+    swap = Swap(step.id("SA"), "host", 0, out_start=4, release=4, in_start=4, first_use=7)
+    timeline = simulate(step.program, step.costs, unit_machine(), with_swaps(step, swap))
+    assert timeline.seconds == 8 + 4
+
+
+def test_copies_out_of_what_no_op_writes_are_never_planned() -> None:
+    plan = plan_of(layers(WA=2, WB=2, WC=2), budget_bytes=6)
+    assert plan.swaps
+    assert all(swap.out_start is None for swap in plan.swaps)
+
+
+@pytest.mark.parametrize(
+    ("rule", "swap"),
+    [
+        ("order", Swap(2, "host", 0, None, release=5, in_start=4, first_use=7)),
+        ("order", Swap(2, "host", 0, 2, release=6, in_start=6, first_use=7)),  # under way at the end
+        ("order", Swap(2, "host", 0, None, release=1, in_start=6, first_use=6)),  # longer than a step
+        ("buffers", Swap(0, "host", 0, None, release=1, in_start=1, first_use=2)),  # an input
+        ("tier", Swap(2, "host", 100, None, release=2, in_start=3, first_use=4)),
+    ],
+)
+def test_the_verifier_names_the_rule_that_a_swap_over_the_end_breaks(rule: str, swap: Swap) -> None:
+    step = layers()
+    wb = replace(swap, buffer=step.id("WB") if swap.buffer == 2 else step.id("x"))
+    with pytest.raises(PlanInvalid, match=rule):
+        check(step, with_swaps(step, wb) if rule != "order" else Plan("", 99, (wb,), 0.0, 0, {"host": 2**20}))
+
+
+def test_the_verifier_rejects_a_swap_over_the_end_in_which_the_buffer_is_used() -> None:
+    step = trained()
+    with pytest.raises(PlanInvalid, match="residency"):
+        check(step, with_swaps(step, Swap(step.id("WA"), "host", 0, 3, release=3, in_start=4, first_use=5)))
+
+
+def test_the_verifier_rejects_swaps_of_one_buffer_that_overlap_over_the_end() -> None:
+    step = build("inference\n a 1: x W -> p\n b 1: p -> q\n c 1: q W -> r\n d 1: r -> s", weights="W")
+    over_end = Swap(step.id("W"), "host", 0, None, release=3, in_start=4, first_use=4)
+    inside = Swap(step.id("W"), "host", 0, None, release=1, in_start=2, first_use=2)
+    check(step, with_swaps(step, over_end, inside))
+    with pytest.raises(PlanInvalid, match="overlap"):
+        check(step, with_swaps(step, over_end, over_end))
+
+
+def test_the_verifier_rejects_a_host_copy_from_before_a_write() -> None:
+    step = trained()
+    with pytest.raises(PlanInvalid, match="never copied out"):
+        check(step, with_swaps(step, Swap(step.id("SA"), "host", 0, None, release=4, in_start=5, first_use=7)))
+    early = Swap(step.id("WA"), "host", 0, out_start=3, release=4, in_start=4, first_use=4)
+    with pytest.raises(PlanInvalid, match="written after the copy out"):
+        check(step, with_swaps(step, early))
+    after = replace(early, out_start=4)
+    reused = Swap(step.id("WA"), "host", 0, None, release=1, in_start=2, first_use=2)
+    check(step, with_swaps(step, after, reused))
+
+
+def test_the_verifier_rejects_a_peak_that_leaves_out_the_next_step() -> None:
+    step = layers(WA=5)
+    plan = with_swaps(step, Swap(step.id("WA"), "host", 0, None, release=1, in_start=3, first_use=3))
+    with pytest.raises(PlanInvalid, match="prediction"):
+        check(step, replace(plan, predicted_peak_bytes=plan.predicted_peak_bytes - 5))
+
+
+def test_a_certificate_with_other_prices_around_the_end_is_rejected() -> None:
+    step, limits = layers(WA=2, WB=2, WC=2), {"budget_bytes": 5, "tier": "host", "min_swap_bytes": 1}
+    machine = unit_machine(into=0.1)
+    certificate = certify(step.program, step.costs, machine, **limits)  # type: ignore[arg-type]
+    assert certificate.seconds > 3 and len(certificate.in_prices) > 1
+    verify_certificate(step.program, step.costs, machine, certificate, **limits)  # type: ignore[arg-type]
+    other = replace(certificate, in_prices=(0.0, *certificate.in_prices[1:-1], 1.0))
+    with pytest.raises(PlanInvalid, match="last zone"):
+        verify_certificate(step.program, step.costs, machine, other, **limits)  # type: ignore[arg-type]
+
+
+def test_policies_that_move_activations_only_refuse_weights() -> None:
+    with pytest.raises(OptionError, match="moves activations only"):
+        plan_of(layers(), 5, policy="tflms")
+
+
+def test_a_tier_without_room_for_weights_leaves_them_resident() -> None:
+    step = layers(WA=4096, WB=4096, WC=4096)
+    assert plan_of(step, 2 * 4096 + 2, unit_machine(capacity=2 * 4096)).swaps
+    with pytest.raises(PlanInfeasible):
+        plan_of(step, 2 * 4096 + 2, unit_machine(capacity=4095))
+
+
+@pytest.mark.parametrize(("update_first", "can_recompute"), [(False, True), (True, False)])
+def test_weights_are_read_by_recomputes_until_their_update(update_first: bool, can_recompute: bool) -> None:
+    update, backward = "u 1: WA -> WA", "h 1: t a x -> ga"
+    step = build(
+        f"""
+        forward
+        f 1: x WA -> a
+        g 9!random: x -> m
+        q 1: m -> y
+        backward
+        {update if update_first else backward}
+        {backward if update_first else update}
+        """,
+        weights="WA",
+        tangents="t",
+        outputs="y",
+        sizes={"a": 4, "m": 8},
+    )
+    plan = plan_of(step, 12, unit_machine(out=0.01, into=0.01))
+    assert [recompute.op for recompute in plan.recomputes] == ([0] if can_recompute else [])
+
+
+@st.composite
+def cyclic_steps(draw: st.DrawFn) -> Step:
+    """Three to five ops that read one or two of three weights; one of them may be updated, with state."""
+    count = draw(st.integers(3, 5))
+    lines = ["inference"]
+    for index in range(count):
+        weights = draw(st.lists(st.sampled_from(["WA", "WB", "WC"]), min_size=1, max_size=2, unique=True))
+        lines.append(f"o{index} {draw(st.integers(1, 3))}: v{index} {' '.join(weights)} -> v{index + 1}")
+    if draw(st.booleans()):
+        lines.append(f"u {draw(st.integers(1, 3))}: v{count} WA SA -> WA SA")
+    sizes = {name: draw(st.integers(1, 3)) for name in ("WA", "WB", "WC", "SA", "v1", "v2", "v3", "v4", "v5")}
+    return build("\n".join(lines), weights="WA WB WC", states="SA", sizes=sizes)
+
+
+def every_plan(step: Step, budget_bytes: int) -> Iterator[Plan]:
+    """All valid plans within the budget that swap each persistent buffer at most once, and move nothing else."""
+    num_ops = len(step.program.ops)
+    options: list[list[Swap | None]] = []
+    for buffer in step.program.buffers:
+        if not buffer.is_persistent:
+            continue
+        uses = [op.index for op in step.program.ops if buffer.id in (*op.reads, *op.writes)]
+        is_written = any(buffer.id in op.writes for op in step.program.ops)
+        found = [
+            Swap(buffer.id, "host", 4096 * buffer.id, out_start, release, in_start, first_use)
+            for last_use, first_use in itertools.pairwise((*uses, *(use + num_ops for use in uses[:1])))
+            for release in range(last_use + 1, first_use)
+            for in_start in range(release + 1, first_use + 1)
+            for out_start in (range(last_use + 1, release + 1) if is_written else (None,))
+        ]
+        options.append([None, *(swap for swap in found if is_valid(step, swap))])
+    for chosen in itertools.islice(itertools.product(*options), 3000):
+        swaps = sorted((s for s in chosen if s is not None), key=lambda s: s.first_use % num_ops)
+        plan = with_swaps(step, *swaps)
+        if plan.predicted_peak_bytes <= budget_bytes:
+            yield plan
+
+
+def is_valid(step: Step, swap: Swap) -> bool:
+    try:
+        check(step, with_swaps(step, swap))
+    except PlanInvalid:
+        return False
+    return True
+
+
+def budget_over_floor(step: Step, spare_bytes: int) -> int:
+    buffers = step.program.buffers
+    return spare_bytes + max(sum(buffers[b].nbytes for b in {*op.reads, *op.writes}) for op in step.program.ops)
+
+
+@settings(max_examples=25)
+@given(cyclic_steps(), st.integers(0, 6), st.sampled_from([0.5, 1.0, 2.0]))
+def test_no_plan_of_a_random_cyclic_step_is_faster_than_its_bound(step: Step, spare_bytes: int, rate: float) -> None:
+    machine, budget_bytes = unit_machine(out=rate, into=rate), budget_over_floor(step, spare_bytes)
+    possible = [simulate(step.program, step.costs, machine, p).seconds for p in every_plan(step, budget_bytes)]
+    try:
+        plan = plan_of(step, budget_bytes, machine)  # verifies the plan and its certificate
+    except PlanInfeasible as refusal:
+        assert refusal.needed_bytes > budget_bytes
+        assert not possible
+        return
+    assert plan.certificate is not None
+    assert plan.predicted_seconds >= sum(step.costs.seconds)
+    assert plan.certificate.seconds <= min([plan.predicted_seconds, *possible]) * (1 + 1e-9)
+    # Of 300 such steps 6 took over 3 % more, 14 % at most.
+    assert plan.predicted_seconds <= 1.15 * min(possible, default=plan.predicted_seconds)
