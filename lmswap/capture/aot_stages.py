@@ -94,7 +94,7 @@ class _Traced:
 
     def __init__(self, first: FirstStage, around: Callable[[Any], AbstractContextManager[Any]]) -> None:
         self._first, self._around = first, around
-        self._partitions: tuple[fx.GraphModule, ...] = ()  # forward and backward, once they are cut apart
+        self._partitions: tuple[fx.GraphModule, ...] = ()  # forward and backward, once the joint graph is partitioned
 
     def compile(self, of: Variant) -> BoxedFunction:
         """Run the second stage for one variant."""

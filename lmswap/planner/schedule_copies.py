@@ -160,7 +160,7 @@ class _CopyScheduler:
                 self._cancel(pending, position)
         while self._unreleased and (first := next(iter(self._unreleased))).out_end <= self._lanes.clock:
             self._stall_and_release(first, position)
-        for pending in reversed(self._by_segment_end.get(position, ())):  # those needed first are kept first
+        for pending in reversed(self._by_segment_end.get(position, ())):  # those needed first are cancelled first
             if pending.release is None and not pending.is_cancelled:
                 if self._fits(pending, position) and not self._never_cancel:
                     self._cancel(pending, position)
