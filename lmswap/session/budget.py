@@ -78,7 +78,7 @@ class BudgetTracker:
         self._outside_bytes = 0  # the most that steps have taken outside of the arena
         self.held = Held(0)
         self._num_freed = 0  # segments, when the probed step began
-        self._device_type, self._policy = device_type, options.policy
+        self._device_type, self._policy, self.counted = device_type, options.policy, COUNTED[device_type]
         # Of growth, what existed at its start is no part.
         self._uncounted = trained.measure() if device_type == "cpu" else TrainedMemory()
         self._fragments = device_type == "cuda" and arena is None  # the CPU's heap remaps pages instead
@@ -92,7 +92,7 @@ class BudgetTracker:
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
             )
         if options.budget_bytes is None and self._share is None:
-            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)} ({COUNTED[device_type]}): {_AUTO}")
+            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)} ({self.counted}): {_AUTO}")
 
     def close_arena(self) -> None:
         """From now on torch's allocator places the tensors of steps."""

@@ -9,8 +9,11 @@ from lmswap.errors import BudgetExceeded
 from lmswap.ir.bytesize import format_bytes
 from lmswap.runtime.step_record import EndedStep
 from lmswap.session.allowance import GROWTH_BYTES, Held
+from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import warn
+from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
+from lmswap.session.step_sequence import RunOrder
 
 # A second warning needs an excess that is larger than the reported one by more than this share.
 _REPORTED_GROWTH = 0.25
@@ -30,9 +33,8 @@ _OTHERS = "several models are enabled, and each one's budget counts what all of 
 class BudgetMonitor:
     """Warns of one model's steps that exceeded its budget."""
 
-    def __init__(self, model: str, counted: str) -> None:
-        """``counted`` says what the budget counts."""
-        self._model, self._counted = model, counted
+    def __init__(self, context: ModelContext, plans: StepPlans) -> None:
+        self._context, self._plans = context, plans
         self._reported_bytes: dict[str, int] = {}  # excess by what was special about the step
         self._reported_held_bytes = 0  # by tensors outside of the last step that was reported
         self._prepared_in: set[int] = set()  # numbers of steps
@@ -41,27 +43,16 @@ class BudgetMonitor:
         """Note that graphs are captured, timed or planned in ``step``."""
         self._prepared_in.add(step)
 
-    def report(
-        self,
-        step: EndedStep,
-        *,
-        budget_bytes: int,
-        held: Held,
-        plan: PlannedStep | None,
-        num_models: int,
-        is_hooked: bool,
-        is_as_planned: bool,
-        holds_gradients: bool,
-    ) -> None:
+    def report(self, step: EndedStep, *, num_models: int, is_hooked: bool) -> None:
         """Warn of ``step``, which exceeded the budget, if that was not reported yet.
 
-        ``held`` is what tensors outside of it held when it began, and ``plan`` what it followed, if anything.
-        ``num_models`` are enabled on the device. ``is_hooked``: hooks, not graphs, served the step; ``is_as_planned``:
-        it followed one plan, in its order; ``holds_gradients``: gradients of the step before are held for longer than
-        the plan has room for.
+        ``num_models`` are enabled on the device. ``is_hooked``: hooks, not graphs, served the step.
         """
-        excess_bytes = step.peaks.used_bytes - budget_bytes
+        budget, plan = self._context.budget, self._plans.get(step.follows)
+        excess_bytes, held = step.peaks.used_bytes - budget.nbytes, budget.held
+        holds_gradients = self._context.retention.is_short and not (plan is not None and plan.adds_up)
         around = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else ""
+        is_as_planned = plan is not None and plan.backwards == RunOrder.of(step).backwards
         special = self._special(step, is_hooked=is_hooked, is_as_planned=is_as_planned) or around
         reported = self._reported_bytes
         # An excess of a step with preparation includes all other excesses, which are reported by themselves.
@@ -73,9 +64,9 @@ class BudgetMonitor:
         reported[special], self._reported_held_bytes = excess_bytes, held.nbytes
         circumstance = f". What was special: {special}" if special else ""
         sentence = (
-            f"step {step.number} of {self._model} held {format_bytes(step.peaks.used_bytes)}, "
-            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget_bytes)} "
-            f"({self._counted}). Measured: "
+            f"step {step.number} of {self._context.name} held {format_bytes(step.peaks.used_bytes)}, "
+            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget.nbytes)} "
+            f"({budget.counted}). Measured: "
             f"{'; '.join(_measured(step, held, plan))}{circumstance}. Where the limit is hard, give a budget that is "
             "lower by that much, or a smaller batch; lmswap.report(model) shows what was planned"
         )

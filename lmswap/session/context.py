@@ -19,6 +19,7 @@ from lmswap.session.retention import RetentionEstimate
 class ModelContext:
     """One enabled model: its options, what runs it, and what is known of its memory and machine."""
 
+    name: str  # for reports
     options: Options
     engine: SwapEngine
     memory: DeviceMemory

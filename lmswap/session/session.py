@@ -34,7 +34,6 @@ from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.fixed_memory import COUNTED
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
@@ -110,11 +109,11 @@ class Session:
             undoing.pop_all()
         # Where what holds it is garbage before `close`: a compiled module that was deleted, and its last backward.
         weakref.finalize(self, _free, native, self.memory).atexit = False
-        self._budget_monitor = BudgetMonitor(name, COUNTED[device.type])
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
         self.num_captured = 0  # of these, by Dynamo; others are further runs of one graph, or recorded by hooks
         context = ModelContext(
+            name,
             options,
             self.engine,
             self.memory,
@@ -128,6 +127,7 @@ class Session:
         planner = Planner(context)
         self.losses = planner.losses
         self.plans = StepPlans(context, planner)
+        self._budget_monitor = BudgetMonitor(context, self.plans)
         self.traces = Traces(context, self.plans, self.graphs)
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._replanner = Replanner(context, planner, self.plans)
@@ -334,20 +334,9 @@ class Session:
         for step in (*steps, under_way):
             # Checks take memory of their own, as the notes say.
             if step is not None and step.peaks.used_bytes > budget_bytes and self.verified is None:
-                self._warn_exceeded(step)
-
-    def _warn_exceeded(self, step: EndedStep) -> None:
-        plan = self.plans.get(step.follows)
-        self._budget_monitor.report(
-            step,
-            budget_bytes=self.budget.nbytes,
-            held=self.budget.held,
-            plan=plan,
-            num_models=sum(session.device == self.device for session in Session._open),
-            is_hooked=self._is_hooked(step.sequence),
-            is_as_planned=plan is not None and plan.backwards == RunOrder.of(step).backwards,
-            holds_gradients=self.retention.is_short and not (plan is not None and plan.adds_up),
-        )
+                num_models = sum(session.device == self.device for session in Session._open)
+                is_hooked = self._is_hooked(step.sequence)
+                self._budget_monitor.report(step, num_models=num_models, is_hooked=is_hooked)
 
     def _forwards_alone(self) -> EndedStep | None:
         """Return several calls of the model without a backward, if any; graphs that ran once each may be one call's."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.ir.fixed_memory import COUNTED
 from lmswap.ir.timeline import Timeline
 from lmswap.reporting import Report, make_report
 from lmswap.reporting.step import StepFigures
@@ -58,7 +57,7 @@ def snapshot(session: Session) -> Report:
         emulated_link=options.link,
         host_budget_bytes=options.host_budget_bytes,
         budget_bytes=session.budget.nbytes,
-        counted=COUNTED[session.device.type],
+        counted=session.budget.counted,
         steps=recorder.num_steps,
         tier_used_bytes=tier.used_bytes,
         tier_highest_bytes=tier.peak_used_bytes,

@@ -84,7 +84,7 @@ class Model:
         self.measured: list[Machine] = []
         assumed = replace(unit_machine(), is_measured=False)
         machine = KnownMachine(assumed, lambda: self.measured.append(unit_machine()) or self.measured[-1])
-        context = ModelContext(self.options, engine, memory, self.budget, self.retention, machine, self.notes)
+        context = ModelContext("Net", self.options, engine, memory, self.budget, self.retention, machine, self.notes)
         planner = Planner(context)
         search = planner.search
         monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
