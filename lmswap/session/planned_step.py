@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -45,10 +45,13 @@ class History:
     accepted_bytes: int = 0  # in a compressed tier, for which no plan was found that takes less
     host_of: Plan | None = None  # the plan by whose run the host's time is calibrated
 
-    def next_phase(self, *, is_steady: bool) -> Phase:
-        """Return the phase after one more run; only a run that ``is_steady`` shows seconds."""
-        is_final, is_cold = self.phase is Phase.FINAL, self.phase is Phase.TRACED and self.num_runs + 1 < _WARM_UP_RUNS
-        return self.phase if is_final or is_cold or not is_steady else Phase(self.phase + 1)
+    def after_run(self, *, is_steady: bool) -> History:
+        """Return it after one more run; only a run that ``is_steady`` shows seconds, and advances the phase."""
+        if self.phase is Phase.FINAL:
+            return self
+        is_cold = self.phase is Phase.TRACED and self.num_runs + 1 < _WARM_UP_RUNS
+        phase = self.phase if is_cold or not is_steady else Phase(self.phase + 1)
+        return replace(self, phase=phase, num_runs=self.num_runs + 1)
 
 
 NO_HISTORY = History()

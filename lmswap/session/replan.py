@@ -77,7 +77,7 @@ class Replanner:
             and self._num_computed == num_before
             and (known is None or not known.acts_as(step.plan))
         )
-        following = step.history.next_phase(is_steady=is_steady)
+        following = step.history.after_run(is_steady=is_steady).phase
         reads = shows_host or phase is not following is not Phase.FINAL
         record = self._engine.recorder.last() if reads else None
         self._runs[graphs[0]] = StepRun(graphs, ended, is_steady, record, shows_host)
@@ -147,11 +147,11 @@ class Replanner:
     def _measure(self, step: PlannedStep, run: StepRun, released: Callable[[], frozenset[int]]) -> StepObservation:
         """Measure what ``run`` of ``step`` has shown, and move the estimate of retention to that."""
         arena, program, record = self._engine.arena, step.joined.program, run.record
-        peak_bytes, phase = run.ended.peaks.used_bytes, step.history.next_phase(is_steady=run.is_steady)
-        is_first, has_advanced = step.history.num_runs == 0, phase is not step.history.phase
+        peak_bytes, history = run.ended.peaks.used_bytes, step.history.after_run(is_steady=run.is_steady)
+        is_first, has_advanced = step.history.num_runs == 0, history.phase is not step.history.phase
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
-        seen = StepObservation(phase, peak_bytes, self._held_bytes(step, adds_up=step.adds_up))
+        seen = StepObservation(history, peak_bytes, self._held_bytes(step, adds_up=step.adds_up))
         if self._is_to_accumulate(step):
             accumulated_bytes, held_bytes = self._plans.accumulated_bytes(step), self._held_bytes(step, adds_up=True)
             seen = replace(seen, accumulated_bytes=accumulated_bytes, held_bytes=held_bytes)
@@ -168,7 +168,7 @@ class Replanner:
             seen = replace(seen, host_seconds=record.host_seconds())
         if has_advanced:
             return self._measure_warm_up(step, run, seen, released)
-        if phase is Phase.FINAL and needs_growth(step, peak_bytes):
+        if history.phase is Phase.FINAL and needs_growth(step, peak_bytes):
             return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
         return seen
 
@@ -176,19 +176,20 @@ class Replanner:
         self, step: PlannedStep, run: StepRun, seen: StepObservation, released: Callable[[], frozenset[int]]
     ) -> StepObservation:
         """Return ``seen`` with what is measured once, on the way to its phase."""
-        if seen.phase is Phase.RECORDED:
+        if seen.history.phase is Phase.RECORDED:
             self._engine.recorder.time_ops()  # of the next run
             self._budget.start_reserve_probe()
             seconds = () if run.record is None else tuple(map(sum, run.record.op_seconds()))
-            return replace(seen, segment_seconds=seconds, released=released())
-        if seen.phase is Phase.FINAL:
+            return replace(seen, history=replace(seen.history, segment_seconds=seconds, released=released()))
+        if seen.history.phase is Phase.FINAL:
             if step.moves and not is_distributed():  # ranks follow the first
                 margin_bytes = self._budget.settled_margin_bytes(step.joined.program)
                 seen = replace(seen, settled_margin_bytes=margin_bytes)
             return self._with_growth(seen, 0)
         self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
         self._retention.confirm()
-        seen = replace(seen, min_counted_bytes=(from_bytes := self._memory.min_counted_bytes()))
+        from_bytes = self._memory.min_counted_bytes()
+        seen = replace(seen, history=replace(seen.history, min_counted_bytes=from_bytes))
         seen = self._with_growth(seen, step.small_bytes(from_bytes))
         unused_bytes = self._budget.end_reserve_probe(step.allowance)
         if (calibration := self._calibrate(step, run.record)) is None:

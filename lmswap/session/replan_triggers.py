@@ -32,7 +32,7 @@ from lmswap.reporting.replan_reasons import (
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, TrainedMemory
 from lmswap.session.plan_request import PlanRequest
-from lmswap.session.planned_step import FROM_CACHE, Phase, PlannedStep
+from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
 from lmswap.session.retention import Retention
 
 # After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
@@ -47,7 +47,7 @@ _WORTH_USING = 0.04
 class StepObservation:
     """What a step that followed its plan has shown, by the time the next one like it begins."""
 
-    phase: Phase  # that its run leads to
+    history: History  # of the step's runs, this one included
     peak_bytes: int  # of device memory in it
     held_bytes: int  # by tensors outside of steps, when the next one begins
     accumulated_bytes: int | None = None  # outside of it, if it accumulates gradients from now on; None: it does not
@@ -59,9 +59,6 @@ class StepObservation:
     costs: OpCosts | None = None  # with the measured memory of its losses
     loss_bytes: int = 0  # of the largest one
     compressed_bytes: int | None = None  # that its tensors took in the compressed tier, if it swaps there
-    segment_seconds: tuple[float, ...] | None = None  # of compute, without timed ops
-    released: frozenset[int] | None = None  # outputs and tangents that the caller did not hold
-    min_counted_bytes: int | None = None  # smaller buffers are measured as in use
     host_seconds: tuple[float | None, ...] | None = None  # to queue its segments, where the device waited for that
     calibration: Calibration | None = None
     unused_reserve_bytes: int = 0
@@ -76,13 +73,11 @@ def needs_growth(step: PlannedStep, peak_bytes: int) -> bool:
 def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
     """Return ``step`` with what ``seen`` has shown; its plan is priced as before, but for the memory of a loss."""
     plan, costs, machine, joined = step.plan, step.costs, step.machine, step.joined
-    shown: dict[str, Any] = {}
-    if step.history.phase is not Phase.FINAL:
-        shown |= {"phase": seen.phase, "num_runs": step.history.num_runs + 1}
-    allowance = _counted_memory(step, seen)
+    allowance, history = _counted_memory(step, seen), seen.history
     if seen.in_use_bytes is not None:
         # What is compiled after the last search of the warm-up comes into use in the next run: 0 has it read once more.
-        shown["read_peak_bytes"] = seen.peak_bytes if step.history.phase is Phase.FINAL else 0
+        read_peak_bytes = seen.peak_bytes if step.history.phase is Phase.FINAL else 0
+        history = replace(history, read_peak_bytes=read_peak_bytes)
     if seen.accumulated_bytes is not None:
         joined = replace(joined, program=joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
     if seen.costs is not None:
@@ -96,17 +91,10 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
         machine = compression_ratio.with_measured_ratio(machine, plan, excess.taken_bytes)
     if seen.host_seconds is not None:
         machine = calibrate_host(joined.program, plan, machine, seen.host_seconds)
-        shown["host_of"] = plan
-    if seen.segment_seconds is not None:
-        shown["segment_seconds"] = seen.segment_seconds
-    if seen.released is not None:
-        shown["released"] = seen.released
-    if seen.min_counted_bytes is not None:
-        shown["min_counted_bytes"] = seen.min_counted_bytes
-    if not shown and allowance is step.allowance and machine is step.machine and joined is step.joined:
-        return step
-    history = replace(step.history, **shown)
-    return replace(step, plan=plan, costs=costs, machine=machine, joined=joined, allowance=allowance, history=history)
+        history = replace(history, host_of=plan)
+    known: dict[str, Any] = {"plan": plan, "costs": costs, "machine": machine, "joined": joined}
+    known |= {"allowance": allowance, "history": history}
+    return step if all(getattr(step, name) is value for name, value in known.items()) else replace(step, **known)
 
 
 def triggers(

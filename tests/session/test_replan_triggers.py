@@ -72,7 +72,7 @@ def planned(policy="none", *, spare_bytes=0, machine=None, **fields) -> PlannedS
 def shown(step: PlannedStep, **fields) -> StepObservation:
     """A run that shows nothing but ``fields``: tensors outside of it hold what was planned."""
     held_bytes = step.allowance.tensor_bytes + step.allowance.reserve_bytes
-    return StepObservation(step.history.phase, 0, held_bytes, **fields)
+    return StepObservation(step.history, 0, held_bytes, **fields)
 
 
 def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False):
@@ -118,7 +118,7 @@ def test_a_run_that_shows_nothing_leaves_a_final_step_the_same_object():
     ],
 )
 def test_phases_advance_one_by_one_and_by_steady_runs_only(phase, num_runs, is_steady, following):
-    assert History(phase, num_runs).next_phase(is_steady=is_steady) is following
+    assert History(phase, num_runs).after_run(is_steady=is_steady).phase is following
 
 
 def test_held_tensors_cause_a_replan_if_the_plan_has_no_room_for_them():
@@ -149,7 +149,8 @@ def test_growth_besides_tensors_is_measured_after_a_higher_peak():
 
 def test_growth_is_measured_once_more_after_the_last_search_of_the_warm_up():
     step = planned(history=in_phase(Phase.CALIBRATED, read_peak_bytes=200 * MIB))
-    final = counted(step, replace(shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES), phase=Phase.FINAL))
+    seen = shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES)
+    final = counted(step, replace(seen, history=replace(step.history, phase=Phase.FINAL)))
     assert needs_growth(final, 100 * MIB)
     again = counted(final, shown(final, in_use_bytes=BASE_BYTES + RESERVE_BYTES))
     assert not needs_growth(again, final.history.read_peak_bytes)
@@ -181,7 +182,7 @@ def test_growth_of_the_first_steps_beyond_the_margin_causes_a_replan(phase):
     step = planned(history=in_phase(Phase(phase - 1)))
     in_use_bytes = BASE_BYTES + RESERVE_BYTES + MARGIN_BYTES
     seen = shown(step, in_use_bytes=in_use_bytes, calibration=calibration(step))
-    seen = replace(seen, phase=phase)
+    seen = replace(seen, history=in_phase(phase))
     assert found(step, seen) == (WarmUpGrowth(MARGIN_BYTES, 0),)
     assert found(replace(step, is_overdrawn=True), seen) == ()
     assert "32.00 MiB more are in use between steps" in str(found(step, seen)[0])
@@ -247,7 +248,7 @@ def test_compressed_bytes_over_the_limit_replan_until_accepted():
 
 def calibrated(step: PlannedStep, **fields) -> StepObservation:
     seen = shown(step, **{"calibration": calibration(step), **fields})
-    return replace(seen, phase=Phase.CALIBRATED)
+    return replace(seen, history=replace(step.history, phase=Phase.CALIBRATED))
 
 
 RECORDED = {"history": in_phase(Phase.RECORDED)}
@@ -285,7 +286,7 @@ def test_a_plan_not_proven_optimal_is_searched_longer():
 
 def test_a_large_margin_that_known_growth_does_not_need_replans():
     step = planned("swap_all", history=in_phase(Phase.CALIBRATED))
-    seen = replace(shown(step, settled_margin_bytes=12 * MIB), phase=Phase.FINAL)
+    seen = replace(shown(step, settled_margin_bytes=12 * MIB), history=in_phase(Phase.FINAL))
     assert found(step, seen) == (UnusedMargin(20 * MIB),)
     assert found(step, seen, is_fixed=True) == found(step, seen, policy="swap_all") == ()
     assert found(step, replace(seen, settled_margin_bytes=31 * MIB)) == ()
