@@ -156,10 +156,6 @@ class Allowance:
         """Return it for ``nbytes`` more, or less, in use between steps, as far as the margin absorbs that."""
         return replace(self, drift_bytes=min(nbytes, self.margin_bytes + self.drift_bytes))
 
-    def ahead(self, nbytes: int) -> Allowance:
-        """Return it with ``nbytes`` left free for growth to come."""
-        return replace(self, ahead_bytes=nbytes)
-
     def of_step_bytes(self, nbytes: int) -> Allowance:
         """Return it with a budget that leaves ``nbytes`` to the step's own tensors."""
         return replace(self, budget_bytes=self.fixed_bytes + nbytes)

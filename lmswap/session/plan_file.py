@@ -7,7 +7,7 @@ for reading, and must agree with the plan below them. A model that is enabled wi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -238,28 +238,26 @@ def _computes(program: Program, op: Op) -> Any:
 
 def _named_apart(known: Program, one: Op, program: Program, other: Op) -> tuple[str, str]:
     """Describe two ops that compute different things, as briefly as shows the difference, with their source lines."""
-    pairs = ((name(known, one), name(program, other)) for name in (_makes, _makes_from, _makes_exactly))
+    pairs = zip(_descriptions(known, one), _descriptions(program, other), strict=True)
     there, here = next((there, here) for there, here in pairs if there != here)
     return there + _at(one), here + _at(other)
 
 
-def _makes(program: Program, op: Op) -> str:
-    return f"{op.target} that makes {_sizes(program, op.writes)}"
+def _descriptions(program: Program, op: Op) -> Iterator[str]:
+    """Yield descriptions of what ``op`` computes, each more exact than the one before."""
+    reads, writes = ([program.buffers[number] for number in numbers] for numbers in (op.reads, op.writes))
+
+    def exactly(numbers: Sequence[int]) -> str:
+        return _listed(f"buffer {number} of {program.buffers[number].nbytes} B" for number in numbers)
+
+    makes = f"{op.target} that makes {_listed(format_bytes(buffer.nbytes) for buffer in writes)}"
+    yield makes
+    yield f"{makes} from {_listed(format_bytes(buffer.nbytes) for buffer in reads)}"
+    yield f"{op.target} that makes {exactly(op.writes)} from {exactly(op.reads)}"
 
 
-def _makes_from(program: Program, op: Op) -> str:
-    return f"{_makes(program, op)} from {_sizes(program, op.reads)}"
-
-
-def _makes_exactly(program: Program, op: Op) -> str:
-    def listed(buffers: tuple[int, ...]) -> str:
-        return ", ".join(f"buffer {buffer} of {program.buffers[buffer].nbytes} B" for buffer in buffers) or "nothing"
-
-    return f"{op.target} that makes {listed(op.writes)} from {listed(op.reads)}"
-
-
-def _sizes(program: Program, buffers: tuple[int, ...]) -> str:
-    return ", ".join(format_bytes(program.buffers[buffer].nbytes) for buffer in buffers) or "nothing"
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(texts) or "nothing"
 
 
 def _at(op: Op) -> str:

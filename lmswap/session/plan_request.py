@@ -35,13 +35,13 @@ class PlanRequest:
     @property
     def keeps_all(self) -> bool:
         """Whether the whole step fits as it is, so that no plan moves anything, and none depends on the machine."""
-        most_bytes = self.allowance.ahead(self.ahead_bytes).step_bytes
+        most_bytes = replace(self.allowance, ahead_bytes=self.ahead_bytes).step_bytes
         peak_bytes = StepMemory(self.program, self.costs).curve.max(initial=0)
         return self.policy in KEEP_WHAT_FITS and bool(peak_bytes <= most_bytes)
 
     def alternatives(self, choices: Sequence[Retention]) -> Iterator[PlanRequest]:
         """Yield what to search for while no plan is found: nothing left free ahead, and each of ``choices``."""
-        ahead = self.allowance.ahead(self.ahead_bytes)
+        ahead = replace(self.allowance, ahead_bytes=self.ahead_bytes)
         for allowance in (ahead, self.allowance) if self.ahead_bytes else (self.allowance,):
             for choice in choices:
                 yield replace(self, allowance=allowance, ahead_bytes=0, retention=choice)

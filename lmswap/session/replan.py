@@ -166,37 +166,45 @@ class Replanner:
                 seen = replace(seen, costs=costs, loss_bytes=loss_bytes(costs, program))
         if run.shows_host and record is not None:
             seen = replace(seen, host_seconds=record.host_seconds())
-        if has_advanced:
-            return self._measure_warm_up(step, run, seen, released)
-        if history.phase is Phase.FINAL and needs_growth(step, peak_bytes):
-            return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
+        match history.phase:
+            case Phase.RECORDED if has_advanced:
+                return self._start_recording(seen, record, released())
+            case Phase.CALIBRATED if has_advanced:
+                return self._calibrated(step, seen, record)
+            case Phase.FINAL if has_advanced:
+                return self._settled(step, seen)
+            case Phase.FINAL if needs_growth(step, peak_bytes):
+                return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
         return seen
 
-    def _measure_warm_up(
-        self, step: PlannedStep, run: StepRun, seen: StepObservation, released: Callable[[], frozenset[int]]
+    def _start_recording(
+        self, seen: StepObservation, record: StepRecord | None, released: frozenset[int]
     ) -> StepObservation:
-        """Return ``seen`` with what is measured once, on the way to its phase."""
-        if seen.history.phase is Phase.RECORDED:
-            self._engine.recorder.time_ops()  # of the next run
-            self._budget.start_reserve_probe()
-            seconds = () if run.record is None else tuple(map(sum, run.record.op_seconds()))
-            return replace(seen, history=replace(seen.history, segment_seconds=seconds, released=released()))
-        if seen.history.phase is Phase.FINAL:
-            if step.moves and not is_distributed():  # ranks follow the first
-                margin_bytes = self._budget.settled_margin_bytes(step.joined.program)
-                seen = replace(seen, settled_margin_bytes=margin_bytes)
-            return self._with_growth(seen, 0)
+        """Return ``seen`` with the seconds of a warm run, on the way to `Phase.RECORDED`; time ops of the next run."""
+        self._engine.recorder.time_ops()
+        self._budget.start_reserve_probe()
+        seconds = () if record is None else tuple(map(sum, record.op_seconds()))
+        return replace(seen, history=replace(seen.history, segment_seconds=seconds, released=released))
+
+    def _calibrated(self, step: PlannedStep, seen: StepObservation, record: StepRecord | None) -> StepObservation:
+        """Return ``seen`` with growth, and what the run that timed ops has shown, on the way to `Phase.CALIBRATED`."""
         self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
         self._retention.confirm()
         from_bytes = self._memory.min_counted_bytes()
         seen = replace(seen, history=replace(seen.history, min_counted_bytes=from_bytes))
         seen = self._with_growth(seen, step.small_bytes(from_bytes))
         unused_bytes = self._budget.end_reserve_probe(step.allowance)
-        if (calibration := self._calibrate(step, run.record)) is None:
+        if (calibration := self._calibrate(step, record)) is None:
             return seen
         results_bytes = self._unused_results_bytes(step)
         seen = replace(seen, unused_reserve_bytes=unused_bytes, unused_results_bytes=results_bytes)
         return replace(seen, calibration=calibration)
+
+    def _settled(self, step: PlannedStep, seen: StepObservation) -> StepObservation:
+        """Return ``seen`` with growth, and the margin for what is left of it, on the way to `Phase.FINAL`."""
+        if step.moves and not is_distributed():  # ranks follow the first
+            seen = replace(seen, settled_margin_bytes=self._budget.settled_margin_bytes(step.joined.program))
+        return self._with_growth(seen, 0)
 
     def _with_growth(self, seen: StepObservation, small_bytes: int) -> StepObservation:
         """Return ``seen`` with what is in use now; ``small_bytes`` of small tensors will be allocated again."""
