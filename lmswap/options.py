@@ -45,6 +45,11 @@ class Options:
     together: bool = True
     budget_unit: tuple[str, int] = ("MiB", 2**20)  # of the budget as given, for messages on it
 
+    @property
+    def swap_limits(self) -> dict[str, Any]:
+        """The limits of swapping that plans are searched, priced and checked by: tier and least bytes of a buffer."""
+        return {"tier": self.tier, "min_swap_bytes": self.min_swap_bytes}
+
     @staticmethod
     def parse(
         budget: float | str = "auto",

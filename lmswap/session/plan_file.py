@@ -174,14 +174,7 @@ def _step(data: Mapping[str, Any], options: Options) -> tuple[Program, CachedPla
     program = Program.from_json(json.dumps(data["program"]))
     planned = CachedPlan.from_data(data, len(program.ops))
     try:
-        check(
-            planned.plan,
-            program,
-            planned.costs,
-            planned.machine,
-            tier=options.tier,
-            min_swap_bytes=options.min_swap_bytes,
-        )
+        check(planned.plan, program, planned.costs, planned.machine, **options.swap_limits)
     except LmswapError as error:
         raise PlanMismatch(str(error)) from error
     for stated, actual in zip_longest(data["decisions"], _decisions(program, planned.plan)):

@@ -67,8 +67,7 @@ class StepPlans:
     @property
     def _cache(self) -> PlanCache:
         """The cached plans for what is known of the machine now: a plan by assumed rates serves no measured machine."""
-        min_swap_bytes = self._options.min_swap_bytes
-        return PlanCache(self._machine.now, self._kind, tier=self._options.tier, min_swap_bytes=min_swap_bytes)
+        return PlanCache(self._machine.now, self._kind, **self._options.swap_limits)
 
     def get(self, graphs: tuple[int, ...]) -> PlannedStep | None:
         """Return the step of these graphs, if it is planned."""
@@ -304,11 +303,8 @@ class StepPlans:
 
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
-        program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
-        plan = reprice(
-            step.plan, program, step.costs, step.machine, tier=self._options.tier, min_swap_bytes=min_swap_bytes
-        )
-        return replace(step, plan=plan)
+        priced = reprice(step.plan, step.joined.program, step.costs, step.machine, **self._options.swap_limits)
+        return replace(step, plan=priced)
 
     def least_bytes(self, step: PlannedStep) -> int:
         """Return the least budget found for ``step``, by the model's policy; a slightly smaller one may suffice, too.

@@ -58,9 +58,8 @@ class Planner:
 
     def _search(self, request: PlanRequest, plans: dict[int, Plan | PlanInfeasible | TierError]) -> Plan:
         program, costs, machine, allowance = request.program, request.costs, request.machine, request.allowance
-        limits: dict[str, Any] = {"tier": self._options.tier, "min_swap_bytes": self._options.min_swap_bytes}
+        limits, priced = self._options.swap_limits, request.priced
         parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
-        priced = request.priced
 
         def plan_within(most_bytes: int) -> Plan:
             if most_bytes not in plans:

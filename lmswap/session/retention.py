@@ -81,12 +81,10 @@ class RetentionEstimate:
         """Assume ``retention``, one of `choices`, from now on: a plan that was activated relies on it."""
         self.assumed = retention
 
-    def confirm(self) -> bool:
-        """Assume what steps have shown from now on; whether that is less than before."""
+    def confirm(self) -> None:
+        """Assume what steps have shown from now on, if that is less than before."""
         self._is_known = True
-        is_less = self._seen > self.assumed
         self.assumed = max(self.assumed, self._seen)
-        return is_less
 
     def assume_most(self) -> bool:
         """Assume the most, once, after a tensor was held unexpectedly; whether that changes anything."""
