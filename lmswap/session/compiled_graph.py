@@ -267,21 +267,18 @@ class _PlannedGraph(aot.GraphHandler):
         self._graph.may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
             session.note_on_graphs(note)
-        first_buffer = 0
-        if self._step:
-            step, which = session.plans[self._step], self._step.index(self._graph.index)
-            plan = graph_plan(step.joined, step.plan, which, lowered.program)
-            first_buffer = step.joined.buffer_offsets[which]
-        else:
-            plan = session.plan_single_graph(self._graph, lowered)
+        if not self._step:
+            session.plan_single_graph(self._graph, lowered)
+        step = session.plans[self._follows]
+        which = step.graphs.index(self._graph.index)
+        plan = graph_plan(step.joined, step.plan, which, lowered.program)
         reference = self._reference(lowered, plan)
         runs, graphs = insert_recomputes(lowered.program, lowered.graphs, plan.recomputes)
-        insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
+        insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=step.joined.buffer_offsets[which])
         self._segments = {graph.phase: graph for graph in graphs}
         self._first_runs = None
         if plan.recomputes and "backward" in self._segments:
             self._first_runs = NumericsGuard(session.name, session.device)
-        step = session.plans[self._follows]
         self._adds_up = step.adds_up
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:

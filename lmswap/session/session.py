@@ -24,7 +24,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
 from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.lower import Lowered
-from lmswap.capture.merge_programs import Joined, graph_plan, join, join_costs
+from lmswap.capture.merge_programs import Joined, join, join_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
@@ -34,7 +34,6 @@ from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.planner.cache import CachedPlan
@@ -220,7 +219,7 @@ class Session:
             self.engine.close_arena()
             self.budget.close_arena()
 
-    def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
+    def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> None:
         """Plan a graph that was just captured, by itself, with the memory that is free now."""
         joined = join([lowered.program])
         known = self.plans.load_cached(joined.program)
@@ -234,16 +233,15 @@ class Session:
         ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
         try:
             with stage("planning", is_remembered=remembers() and known is None):
-                step = self._make((graph.index,), joined, graph.costs, known)
+                self._make((graph.index,), joined, graph.costs, known)
         except PlanInfeasible:
             if not ran:
                 raise
             # Earlier graphs of this step were planned before this one was known; from the next step on all of them
             # share one plan, which fits or is refused with the reason.
-            step = self.plans.swap_all((graph.index,), joined, graph.costs)
+            self.plans.swap_all((graph.index,), joined, graph.costs)
             # A complete step is over, though it was not ended yet.
             self.plan_notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
-        return graph_plan(step.joined, step.plan, 0, lowered.program)
 
     def check_caller(self) -> None:
         """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
