@@ -269,8 +269,8 @@ class Replanner:
         if step.is_overdrawn and len(growth) == len(found):  # a search for less growth has failed
             self._notes.append(f"the plan stays as it was {self._after_step()}: {why}, and no plan takes less")
             return
-        policy, retention = self._options.policy, self._retention.assumed
-        request = merged(step, found, policy=policy, retention=retention, is_priced=is_priced)
+        request = self._plans.request(program, step.costs, step.machine, step.allowance)
+        request = merged(step, found, request, is_priced=is_priced)
         outgrown_bytes = step.history.outgrown_bytes + sum(trigger.nbytes for trigger in growth)
         step = replace(step, history=replace(step.history, outgrown_bytes=outgrown_bytes))
         if growth:

@@ -33,7 +33,6 @@ from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, TrainedMemory
 from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
-from lmswap.session.retention import Retention
 
 # After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
 # that by measured costs may be slower than the best by more than this share. A smaller gain is ignored.
@@ -123,29 +122,16 @@ def triggers(
     return found
 
 
-def merged(
-    step: PlannedStep, found: Sequence[Trigger], *, policy: str, retention: Retention, is_priced: bool
-) -> PlanRequest:
-    """Return the one request that answers all triggers ``found`` for ``step``.
+def merged(step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *, is_priced: bool) -> PlanRequest:
+    """Return ``request`` for ``step`` so that its plan answers all triggers ``found``.
 
     From the second growth on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
-
-    Args:
-        step: what has to be replanned.
-        found: the reasons.
-        policy: of the model.
-        retention: what the caller is assumed to hold.
-        is_priced: whether the step's plan is priced by the costs and machine of the step.
+    ``is_priced``: the step's plan is priced by the costs and machine of the step.
     """
     grows = any(isinstance(trigger, (HeldGrowth, InUseGrowth)) for trigger in found)
     is_gain = all(isinstance(trigger, SlowPlan) for trigger in found)
-    return PlanRequest(
-        step.joined.program,
-        step.costs,
-        step.machine,
-        step.allowance,
-        retention,
-        policy,
+    return replace(
+        request,
         effort=_SECOND_EFFORT,
         ahead_bytes=2 * step.history.outgrown_bytes if grows else 0,
         priced=step.plan if is_priced else None,

@@ -25,6 +25,7 @@ from lmswap.reporting.replan_reasons import (
     WarmUpGrowth,
 )
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
 from lmswap.session.replan_triggers import (
     StepObservation,
@@ -77,6 +78,11 @@ def shown(step: PlannedStep, **fields) -> StepObservation:
 
 def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False):
     return triggers(before, counted(before, seen), seen, policy=policy, is_fixed=is_fixed)
+
+
+def requested(step: PlannedStep, found, *, is_priced=True) -> PlanRequest:
+    request = PlanRequest(step.joined.program, step.costs, step.machine, step.allowance, Retention.ACCUMULATED, "auto")
+    return merged(step, found, request, is_priced=is_priced)
 
 
 def in_phase(phase: Phase, **fields) -> History:
@@ -298,30 +304,27 @@ def test_all_triggers_of_a_boundary_are_one_request():
     seen = replace(seen, held_bytes=seen.held_bytes + 2 * GROWTH_BYTES)
     after, all_found = counted(step, seen), found(step, seen)
     assert [type(trigger) for trigger in all_found] == [HeldGrowth, MisplacedTensor, PredictionOff]
-    request = merged(after, all_found, policy="auto", retention=Retention.UNTIL_BACKWARD, is_priced=True)
-    assert (request.program, request.costs, request.machine) == (after.joined.program, after.costs, after.machine)
-    assert (request.allowance, request.priced) == (after.allowance, after.plan)
+    request = requested(after, all_found)
+    assert (request.effort, request.priced, request.ahead_bytes) == (4, after.plan, 0)
     assert request.most_seconds == float("inf")
 
 
 def test_recurring_growth_is_planned_ahead_as_far_as_a_plan_fits():
     step = planned(history=in_phase(Phase.FINAL, outgrown_bytes=5 * MIB))
-    request = merged(step, [HeldGrowth(MIB)], policy="auto", retention=Retention.ACCUMULATED, is_priced=False)
+    request = requested(step, [HeldGrowth(MIB)], is_priced=False)
     choices = (Retention.ACCUMULATED, Retention.UNTIL_BACKWARD)
     alternatives = [*request.alternatives(choices)]
     assert [each.retention for each in alternatives] == [*choices, *choices]
     assert [each.allowance.ahead_bytes for each in alternatives] == [10 * MIB, 10 * MIB, 0, 0]
-    other = merged(step, [MisplacedTensor()], policy="auto", retention=Retention.ACCUMULATED, is_priced=False)
+    other = requested(step, [MisplacedTensor()], is_priced=False)
     assert [each.allowance for each in other.alternatives(choices[:1])] == [step.allowance]
 
 
 def test_a_longer_search_has_to_find_a_faster_plan():
     step = planned("swap_all")
-    request = merged(step, [SlowPlan(0.5)], policy="auto", retention=Retention.ACCUMULATED, is_priced=True)
+    request = requested(step, [SlowPlan(0.5)])
     assert request.most_seconds == pytest.approx(0.99 * step.plan.predicted_seconds)
-    both = merged(
-        step, [SlowPlan(0.5), MisplacedTensor()], policy="auto", retention=Retention.ACCUMULATED, is_priced=True
-    )
+    both = requested(step, [SlowPlan(0.5), MisplacedTensor()])
     assert both.most_seconds == float("inf")
 
 
