@@ -12,7 +12,6 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.planner import KEEP_WHAT_FITS
-from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
 from lmswap.session.retention import Retention
 
@@ -45,7 +44,3 @@ class PlanRequest:
         for allowance in (ahead, self.allowance) if self.ahead_bytes else (self.allowance,):
             for choice in choices:
                 yield replace(self, allowance=allowance, ahead_bytes=0, retention=choice)
-
-    def answered(self, plan: Plan) -> CachedPlan:
-        """Return ``plan``, which was found for it, with the inputs that a cache keeps."""
-        return CachedPlan(plan, self.costs, self.machine, self.allowance.room)

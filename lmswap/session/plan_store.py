@@ -17,7 +17,6 @@ from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.planner import import_search, reprice, simulate
 from lmswap.planner.cache import CachedPlan, PlanCache
@@ -118,27 +117,19 @@ class StepPlans:
             return self.adopt(graphs, joined, known, allowance, FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine.now)
         costs = self._planner.with_losses(costs, program, graphs)
-        request = self.request(program, costs, machine, allowance)
-
-        def plan() -> CachedPlan:
-            nonlocal request
-            request, found = self._search_within_budget(graphs, request)
-            return request.answered(found)
-
-        started = time.perf_counter()
-        planned, is_own = self._plan_together(program, allowance, plan) if known is None else (plan(), True)
-        seconds = time.perf_counter() - started
+        request, started = self.request(program, costs, machine, allowance), time.perf_counter()
+        met, planned = (self._plan_together if known is None else self._search_within_budget)(graphs, request)
+        origin = f"made in {format_seconds(time.perf_counter() - started)}"
         self.remember(program, planned)
-        if not is_own:
+        if met is None:
             return self.adopt(graphs, joined, planned, allowance, FROM_OTHER_RANK)
-        origin = f"made in {format_seconds(seconds)}"
-        return self.adopt(graphs, joined, planned, request.allowance, origin, retention=request.retention)
+        return self.adopt(graphs, joined, planned, met.allowance, origin, retention=met.retention)
 
     def request(self, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance) -> PlanRequest:
         """Return the request for a plan by the model's policy, for what its caller is assumed to hold."""
         return PlanRequest(program, costs, machine, allowance, self._retention.assumed, self._options.policy)
 
-    def search(self, request: PlanRequest) -> tuple[PlanRequest, Plan]:
+    def search(self, request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
         """Search a plan for ``request``; in an arena for less and less retention until there is one.
 
         Returns:
@@ -149,7 +140,8 @@ class StepPlans:
             TierError: no plan fits the tier.
         """
         choices = self._retention.choices if self._engine.arena is not None else (self._retention.assumed,)
-        return self._planner.search(self._with_needed(request), choices)
+        met, plan = self._planner.search(self._with_needed(request), choices)
+        return met, CachedPlan(plan, met.costs, met.machine, met.allowance.room)
 
     def _with_needed(self, request: PlanRequest) -> PlanRequest:
         """Return ``request`` with what a search for it has to know; for a step that fits as it is, that is nothing.
@@ -166,7 +158,7 @@ class StepPlans:
             self._notes.extend(notes_on_sample(machine.tier(self._options.tier)))
         return request if request.machine.is_measured else replace(request, machine=machine)
 
-    def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, Plan]:
+    def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
         """Search the first plan of a step, as `search`; a refused share is widened to what suffices.
 
         Where nothing has to move, the margin is smaller.
@@ -187,7 +179,7 @@ class StepPlans:
                 raise self._advised(refusal, request)
             request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
 
-    def _search_without_assumed(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, Plan]:
+    def _search_without_assumed(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
         """Search as `search`; assumed memory of a loss is no reason to refuse a budget."""
         program, costs = request.program, request.costs
         lean = self._planner.losses.without_assumed(costs, program, graphs)
@@ -206,8 +198,8 @@ class StepPlans:
         allowance = self._allowance(joined.program, costs)
         unlimited = allowance.of_step_bytes(_NO_BUDGET_BYTES)
         request = self.request(joined.program, costs, self._machine.now, unlimited)
-        request, plan = self.search(replace(request, policy="swap_all"))
-        planned = replace(request.answered(plan), room=allowance.room)
+        _, planned = self.search(replace(request, policy="swap_all"))
+        planned = replace(planned, room=allowance.room)
         return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
 
     def _allowance(self, program: Program, costs: OpCosts) -> Allowance:
@@ -390,26 +382,23 @@ class StepPlans:
                 f"{format_bytes(allowance.budget_bytes)} ({allowance.account.counted})"
             )
 
-    def _plan_together(
-        self, program: Program, allowance: Allowance, plan: Callable[[], CachedPlan]
-    ) -> tuple[CachedPlan, bool]:
-        """Return the plan of the first rank of this machine that planned the same step; whether it is this rank.
+    def _plan_together(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest | None, CachedPlan]:
+        """Search the first plan of a step, or take that of the first rank of this machine that did; then no request.
 
         A rank waits only for a plan that is in progress: the steps that other ranks will reach are not known.
         """
-        if self._node is None:
-            return plan(), True
-        own: list[CachedPlan] = []
+        own: list[tuple[PlanRequest, CachedPlan]] = []
 
         def compute() -> bytes:
-            own.append(plan())
-            return self._cache.pack(own[0])
+            own.append(self._search_within_budget(graphs, request))
+            return self._cache.pack(own[0][1])
 
-        packed = self._node.compute_once(self._cache.name(program), compute)
-        if own:
-            return own[0], True
-        planned = self._unpack_fitting(packed, program, allowance)
-        return (planned, False) if planned is not None else (plan(), True)
+        if self._node is not None:
+            packed = self._node.compute_once(self._cache.name(request.program), compute)
+            planned = None if own else self._unpack_fitting(packed, request.program, request.allowance)
+            if planned is not None:
+                return None, planned
+        return own[0] if own else self._search_within_budget(graphs, request)
 
     def is_owned_by_other_rank(self, program: Program) -> bool:
         """Whether another rank of this machine replans ``program`` by measured steps; if none does, this one will."""

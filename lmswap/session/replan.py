@@ -278,11 +278,11 @@ class Replanner:
         elif not is_priced:
             self._planner.reserve_search_memory(program)
         try:
-            met, plan = self._plans.search(request)
+            met, planned = self._plans.search(request)
         except (PlanInfeasible, TierError) as error:
             self._answer_refusal(step, request, error, why)
             return
-        planned, is_of_use = met.answered(plan), plan.predicted_seconds <= met.most_seconds
+        is_of_use = planned.plan.predicted_seconds <= met.most_seconds
         is_active = is_of_use and self._activate(step, planned, why, met=met)
         if is_active and all(trigger.recurs for trigger in found):
             self._plans.remember(program, planned)
@@ -296,12 +296,12 @@ class Replanner:
                 break
             tried_bytes, allowance = least_bytes, step.allowance.of_step_bytes(least_bytes)
             try:
-                met, plan = self._plans.search(replace(request, allowance=allowance, ahead_bytes=0))
+                met, planned = self._plans.search(replace(request, allowance=allowance, ahead_bytes=0))
             except (PlanInfeasible, TierError) as error:  # offsets of its tensors may take more
                 least = error.with_traceback(None)
                 continue
             why = f"{why}; no plan fits the budget, and this one takes the least"
-            if self._activate(step, met.answered(plan), why, met=replace(met, allowance=step.allowance)):
+            if self._activate(step, planned, why, met=replace(met, allowance=step.allowance)):
                 self._plans.keep_overdrawn(self._plans[step.graphs])
             return
         self._keep_plan(step, why, refusal)

@@ -200,7 +200,7 @@ def test_a_plan_that_its_tier_has_no_room_for_leaves_the_old_one(monkeypatch, so
     swapping = make_plan("swap_all", STEP.program, STEP.costs, unit_machine(), **limits)
     other = CachedPlan(swapping, STEP.costs, unit_machine(), model.step.room)
     if source == "a search":
-        monkeypatch.setattr(model.plans, "search", lambda request: (request, swapping))
+        monkeypatch.setattr(model.plans, "search", lambda request: (request, other))
     before, found = model.step, [WarmUpGrowth(10 * MIB, 0) if source != "the cache" else UnusedMargin(10 * MIB)]
     model.is_tier_full = True
     if source == "another rank":
