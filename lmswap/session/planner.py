@@ -11,6 +11,7 @@ from lmswap.errors import PlanInfeasible, TierError
 from lmswap.hardware.local_ranks import num_local_processes
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.planner import make_plan, reprice
@@ -84,29 +85,39 @@ class Planner:
                 return plan
             shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
             return reprice(shorter, program, costs, machine, certificate=plan.certificate, **limits)
-        except PlanInfeasible as error:  # the planner's budget is the step's share: restate it in terms of the user's
-            raise error.but(
-                budget_bytes=allowance.budget_bytes,
-                needed_bytes=error.needed_bytes + allowance.fixed_bytes,
-                policy=request.policy,
-                parts=(*allowance.parts, ("for the step's tensors", error.needed_bytes)),
-                unit=self._options.budget_unit,
-                counted=allowance.account.counted,
-                uncounted_bytes=allowance.account.uncounted_bytes,
-                gradient_bytes=program.gradient_bytes,
-            ) from None
+        except PlanInfeasible as error:
+            raise self._of_budget(error, request) from None
         except TierError as error:
-            if machine.tier(self._options.tier).ratio == 1 and self._options.tier == "compressed":
-                raise TierError(
-                    f"{error}. Until a step has shown how well its tensors compress, they count there as they are"
-                ) from None
-            count = num_local_processes()
-            if self._options.tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
+            if (advice := self._advice_on_tier(machine)) is None:
                 raise
-            share = f"{count} processes of this machine train together, as their launcher says: each may pin 1/{count}"
-            raise TierError(f"{error}. {share}; host_budget sets it otherwise") from None
+            raise TierError(f"{error}. {advice}") from None
         finally:
             self._memory.compact()
+
+    def _of_budget(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
+        """Return ``refusal`` of what is left to the step in terms of the user's budget."""
+        allowance = request.allowance
+        return refusal.but(
+            budget_bytes=allowance.budget_bytes,
+            needed_bytes=refusal.needed_bytes + allowance.fixed_bytes,
+            policy=request.policy,
+            parts=(*allowance.parts, ("for the step's tensors", refusal.needed_bytes)),
+            unit=self._options.budget_unit,
+            counted=allowance.account.counted,
+            uncounted_bytes=allowance.account.uncounted_bytes,
+            gradient_bytes=request.program.gradient_bytes,
+        )
+
+    def _advice_on_tier(self, machine: Machine) -> str | None:
+        """Return why the tier may have more room than a plan was given, if it may."""
+        tier = self._options.tier
+        if tier == "compressed" and machine.tier(tier).ratio == 1:
+            return "Until a step has shown how well its tensors compress, they count there as they are"
+        count = num_local_processes()
+        if tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
+            return None
+        share = f"{count} processes of this machine train together, as their launcher says: each may pin 1/{count}"
+        return f"{share}; host_budget sets it otherwise"
 
     def with_losses(self, costs: OpCosts, program: Program, graphs: tuple[int, ...]) -> OpCosts:
         """Return ``costs`` with the measured memory of these graphs' losses, if known; an arena holds no loss."""
