@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmswap import errors as errors
     from lmswap.api import disable as disable
+    from lmswap.api import dry_run as dry_run
     from lmswap.api import enable as enable
     from lmswap.api import explain as explain
     from lmswap.api import least_budget as least_budget
@@ -33,6 +34,7 @@ __all__ = [
     "EmulatedLink",
     "LmswapError",
     "disable",
+    "dry_run",
     "enable",
     "explain",
     "least_budget",

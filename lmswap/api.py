@@ -1,4 +1,4 @@
-"""The public API: enable, disable, report, explain, program, save_plan, and the torch.compile backend."""
+"""The public API: enable, disable, report, explain, program, dry_run, save_plan, and the torch.compile backend."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import torch
 from torch import fx, nn
 
 from lmswap.call_monitor import UNCALLED_MODELS
+from lmswap.capture.dry_run import capture_step
 from lmswap.capture.specialize import has_dynamic_sizes, specialize
 from lmswap.dispatch import ModelCall
 from lmswap.errors import OptionError, UntestedTorch, without_path
+from lmswap.hardware.device import default_device
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
@@ -261,6 +263,32 @@ def program(model: nn.Module) -> Program:
         OptionError: the model is not enabled, or nothing is planned yet.
     """
     return _session(model).plans.described(_planned(model))
+
+
+def dry_run(make_model: Callable[[], nn.Module], *inputs: Any, device: str | torch.device | None = None) -> Program:
+    """Capture a training step without the memory of its model: no op runs, and no tensor has bytes.
+
+    The program is the one that `program` returns after the first step of the same model, up to what only measurements
+    show: strides that torch traces wrongly, scratch memory, and ops whose results differ from run to run. Its budget
+    counts the model, but no optimizer state and no margin.
+
+    Examples:
+        >>> program = lmswap.dry_run(lambda: Llama(layers=48), torch.empty(2, 4096, dtype=torch.long, device="meta"))
+
+    Args:
+        make_model: returns the model, and is called with torch's fake tensors. A model that returns its loss has the
+            loss in the program; else the loss takes what `enable` assumes: three fp32 tensors of the outputs' size.
+        *inputs: the model's arguments; of tensors only shape, strides and dtype count.
+        device: where the model trains, as operators differ by device; None: a GPU if torch can use one, else the CPU.
+
+    Returns:
+        The program; ``gradients`` has the parameters that are trained, by their names in ``buffers``.
+
+    Raises:
+        OptionError: no module is made, or torch cannot use the device.
+        CaptureError: the model's code needs values, or saves large tensors outside of captured graphs.
+    """
+    return capture_step(make_model, inputs, default_device() if device is None else torch.device(device))
 
 
 def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:

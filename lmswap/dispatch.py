@@ -43,7 +43,12 @@ from lmswap.session.engine_setup import WHAT_VERIFY_DOES
 from lmswap.session.hooked_steps import HookedSteps
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
-from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, graph_break_reasons, untraced
+from lmswap.torch_compat.dynamo import (
+    FailOnRecompileLimitHit,
+    describe_graph_break,
+    graph_break_reasons,
+    untraced,
+)
 from lmswap.torch_compat.modules import all_own_tensors, eager_call, own_tensors
 from lmswap.torch_compat.tracing import clear_fake_cache
 from lmswap.verify.saved_tensors import SavedCheck
@@ -215,7 +220,7 @@ class ModelCall:
         if len(sequence) > 1 and len({graph for graph, phase in sequence if phase == "forward"}) > 1:
             session.note_on_graphs(_SUMMED_BY_GRAPH)
         if outside.step is not None:
-            reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
+            reasons = [describe_graph_break(reason) for reason in graph_break_reasons[num_breaks:]]
             if failure is not None:
                 reasons.append(failure)
             self._choose_path(outside.step, reasons)
@@ -351,10 +356,3 @@ def _known_as(step: EagerStep) -> int:
 def _follows(step: EagerStep) -> tuple[int, ...]:
     """Return the plan that ``step`` follows now, as records name it."""
     return (step.planned.graph,) if step.planned is not None else ()
-
-
-def _sentence(reason: Any) -> str:
-    """Return a graph break's reason as "unet.py:88: …"."""
-    frames = [frame for frame in reason.user_stack if frame.filename]
-    where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
-    return where + str(reason.reason).strip().split("\n")[0]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lmswap
-from benchmarks.programs.corpus import load_program
+from benchmarks.programs.corpus import load_machine, load_program
 from benchmarks.unet3d import __main__ as unet3d
 from lmswap import api, errors
 from lmswap.cli import entry
@@ -56,7 +56,6 @@ ELSEWHERE = {
     f"python -m monai.bundle run --config_file {BUNDLE} --budget 1GiB --side 64": "tests/integrations/test_monai.py",
     "python -m benchmarks.programs": "tests/benchmarks/test_programs.py",
     "python -m benchmarks.peers": "tests/benchmarks/test_peers.py",
-    "python -m benchmarks.case_study": "tests/benchmarks/case_study/test_case_study.py",
 }
 IMAGE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel"
 # What needs a network and a machine of the reader's: how torch and lmswap are installed for a GPU.
@@ -86,6 +85,13 @@ model = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 4))
 loader = [(torch.randn(512, 256), torch.randn(512, 4)) for _ in range(10)]
 criterion = nn.MSELoss()
 optimizer = torch.optim.Adam(model.parameters())
+"""
+
+MODEL = """
+from torch import nn
+
+def make_model():
+    return nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8))
 """
 
 
@@ -194,6 +200,8 @@ def test_each_command_runs(command, tmp_path):
     if command.startswith("lmswap verify"):  # a model this small swaps nothing by itself, so nothing would be verified
         script = script.replace('"6GiB"', '"6GiB", policy="swap_all"')
     (tmp_path / "train.py").write_text(script)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "h100.json").write_text(load_machine("h200_gen5").to_json())
     if command.startswith("lmswap diff"):
         write_plan(tmp_path / "one.json")
         (tmp_path / "other.json").write_bytes((tmp_path / "one.json").read_bytes())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.programs.capture import capture
 from benchmarks.programs.corpus import store_program
 from benchmarks.programs.models import Gpt, VisionTransformer, resnet50, write_norms_out
 from benchmarks.unet3d.network import UNet3d
+from lmswap.capture.dry_run import capture_step
 from lmswap.ir.program import Program
 
 
@@ -26,8 +26,14 @@ class Recipe:
     dtype: torch.dtype = torch.float32
 
     def capture(self, name: str) -> Program:
-        """See `benchmarks.programs.capture.capture`."""
-        return capture(name, self.make_model, self.make_inputs, self.dtype)
+        """Captures one training step on the CPU; what comes after the model is one op of unknown costs."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            program = capture_step(self.make_model, lambda _: self.make_inputs(), torch.device("cpu"))
+        finally:
+            torch.set_default_dtype(before)
+        return replace(program, name=name, fixed=None, scratch_bytes=())
 
 
 def _scan(side: int) -> Callable[[], tuple[Tensor, ...]]:

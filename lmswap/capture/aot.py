@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter
@@ -21,6 +21,7 @@ from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.capture.numerics.no_decompositions import no_python_kernels
 from lmswap.capture.numerics.random_ops import functionalize_random_ops, insert_rng_reads, mark_random_saved
 from lmswap.capture.numerics.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
+from lmswap.capture.output_names import input_names
 from lmswap.errors import CaptureError
 from lmswap.runtime.codegen import BoxedFunction
 from lmswap.runtime.own_time import OwnTime
@@ -59,7 +60,7 @@ class GraphHandler(Protocol):
         return "gradients of a captured graph cannot be differentiated once more"
 
     def training(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Mapping[int, str]
     ) -> None:
         """Edit the two graphs of a training step in place; their inputs and outputs must continue to match.
 
@@ -67,10 +68,10 @@ class GraphHandler(Protocol):
             forward: its first ``num_user_outputs`` outputs are the caller's, the rest is saved for backward.
             backward: takes what is saved, and the tangents.
             num_user_outputs: see ``forward``.
-            parameters: positions of the forward's inputs that are parameters of the model.
+            parameters: names of the forward's inputs that are parameters of the model, by position.
         """
 
-    def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
+    def inference(self, graph: fx.GraphModule, parameters: Mapping[int, str]) -> None:
         """Edit a graph without backward in place."""
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
@@ -132,7 +133,7 @@ def _partition(
     retrace(joint.graph, refresh_tangent_strides(joint.graph), handler.output_metadata)
     functionalize_random_ops(joint.graph)
     mark_random_saved(joint.graph)
-    forward, backward = aot_autograd.default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    forward, backward = aot_autograd.partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
     insert_rng_reads(forward.graph)
     return forward, backward
 
@@ -144,7 +145,7 @@ class _GraphVariant(Variant):
         self,
         handler: GraphHandler,
         gradient_order: GradientOrder,
-        own_parameters: Callable[[fx.Graph], Collection[int]],
+        own_parameters: Callable[[fx.Graph], Mapping[int, str]],
     ) -> None:
         self._handler, self._gradient_order, self._own_parameters = handler, gradient_order, own_parameters
         self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
@@ -196,20 +197,20 @@ class _GraphVariant(Variant):
         return outputs
 
 
-def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], set[int]]:
-    """Return a function from a graph made of Dynamo's graph ``region`` to the positions of its parameters."""
-    given = region.graph.find_nodes(op="placeholder")
+def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], dict[int, str]]:
+    """Return a function from a graph made of Dynamo's graph ``region`` to its parameters' names, by position."""
+    given = zip(region.graph.find_nodes(op="placeholder"), input_names(region.graph), strict=True)
     own = {
-        aot_autograd.PlainAOTInput(position)
-        for position, node in enumerate(given)
+        aot_autograd.PlainAOTInput(position): name
+        for position, (node, name) in enumerate(given)
         if isinstance(node.meta.get("example_value"), nn.Parameter)
     }
 
-    def positions(graph: fx.Graph) -> set[int]:
+    def names(graph: fx.Graph) -> dict[int, str]:
         inputs = enumerate(node.meta.get("desc") for node in graph.find_nodes(op="placeholder"))
-        return {position for position, which in inputs if which in own}
+        return {position: own[which] for position, which in inputs if which in own}
 
-    return positions
+    return names
 
 
 def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from lmswap.errors import CaptureError
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.runtime.codegen import SegmentGraph, gather_projections, is_projection, value_of
 from lmswap.runtime.rng import state_of
-from lmswap.torch_compat.aot_autograd import tangents
+from lmswap.torch_compat.aot_autograd import gradients, tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 from lmswap.torch_compat.tensors import storage_id
@@ -44,7 +44,7 @@ def lower_training(
     backward: fx.GraphModule,
     *,
     num_user_outputs: int,
-    parameters: Collection[int],
+    parameters: Mapping[int, str],
     name: str,
     is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
@@ -54,7 +54,7 @@ def lower_training(
         forward: edited in place, as ``backward`` is: selections are moved to their ops.
         backward: of the same partition.
         num_user_outputs: leading outputs of ``forward`` that are returned to the caller.
-        parameters: positions of forward inputs that are the model's own.
+        parameters: names of forward inputs that are the model's own, by position.
         name: of the program.
         is_deterministic: whether an op's results are bitwise identical in each execution.
 
@@ -68,7 +68,7 @@ def lower_training(
 def lower_inference(
     graph: fx.GraphModule,
     *,
-    parameters: Collection[int],
+    parameters: Mapping[int, str],
     name: str,
     is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
@@ -119,7 +119,7 @@ def result_name(node: fx.Node, phase: str) -> str:
 
 def _lower(
     graphs: tuple[SegmentGraph, ...],
-    parameters: Collection[int],
+    parameters: Mapping[int, str],
     name: str,
     is_deterministic: Callable[[fx.Node], bool],
 ) -> Lowered:
@@ -131,6 +131,9 @@ def _lower(
     for buffer, kind in kinds.items():
         if kind is BufferKind.TANGENT:
             lowering.names[buffer] = "gradient of an output"
+    inputs = graphs[0].module.graph.find_nodes(op="placeholder")
+    for position, parameter in parameters.items():
+        lowering.names[graphs[0].buffer_of[inputs[position]]] = parameter
     segments, start = [], 0
     for graph in graphs:
         segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
@@ -141,6 +144,7 @@ def _lower(
         buffers=tuple(Buffer(i, nbytes, kinds[i], lowering.names[i]) for i, nbytes in enumerate(lowering.nbytes)),
         values=tuple(lowering.values),
         segments=tuple(segments),
+        gradients=_gradients(graphs, parameters),
     )
     return Lowered(program, graphs)
 
@@ -273,6 +277,22 @@ def _buffer_kinds(
     for buffer in lowering.off_device_buffers():
         kinds[buffer] = BufferKind.INPUT
     return kinds
+
+
+def _gradients(graphs: Sequence[SegmentGraph], parameters: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Return the buffers of each trained parameter and of its gradient."""
+    forward, *others = graphs
+    inputs = {
+        node.meta.get("desc"): forward.buffer_of[node]
+        for position, node in enumerate(forward.module.graph.find_nodes(op="placeholder"))
+        if position in parameters
+    }
+    return tuple(
+        (inputs[differentiated], backward.buffer_of[node])
+        for backward in others
+        for node, differentiated in gradients(backward.module.graph)
+        if differentiated in inputs and node in backward.buffer_of
+    )
 
 
 def _outputs(module: fx.GraphModule) -> list[Any]:

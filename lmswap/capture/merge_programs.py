@@ -63,7 +63,12 @@ def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) ->
         for program, shift, value_shift in zip(programs, buffer_offsets, value_offsets, strict=True)
         for value in program.values
     ]
-    program = Program(programs[0].name, tuple(ops), tuple(buffers), tuple(values), tuple(segments))
+    gradients = tuple(
+        (parameter + shift, gradient + shift)
+        for program, shift in zip(programs, buffer_offsets, strict=True)
+        for parameter, gradient in program.gradients
+    )
+    program = Program(programs[0].name, tuple(ops), tuple(buffers), tuple(values), tuple(segments), gradients=gradients)
     return Joined(program, buffer_offsets)
 
 

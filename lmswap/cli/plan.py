@@ -1,4 +1,4 @@
-"""`lmswap plan`: predicts the cost of a captured program under a budget, on this machine or another."""
+"""`lmswap plan`: predicts the cost of a step under a budget, on this machine or another, without running it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.table import Table
 from rich.text import Text
 
+from lmswap.cli.model import add_model_options, trace_model
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
 from lmswap.files import read_text
 from lmswap.ir.bytesize import (
@@ -48,10 +49,14 @@ def add_to(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "plan",
-        help="plan a program file under a budget, without running it",
-        epilog="example: lmswap plan program.json --budget 2GiB",
+        help="plan a model or a program file under a budget, without running it",
+        epilog="examples: lmswap plan program.json --budget 2GiB; "
+        "lmswap plan --model train:make_model --batch 2x4096 --budget 24GiB --machine h100.json",
     )
-    parser.add_argument("program", metavar="PROGRAM.json[.gz]", help="written by lmswap.program(model).to_json()")
+    parser.add_argument(
+        "program", nargs="?", metavar="PROGRAM.json[.gz]", help="written by lmswap.program(model).to_json() or --save"
+    )
+    add_model_options(parser)
     parser.add_argument(
         "--budget",
         required=True,
@@ -85,8 +90,13 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError(f"--ranks and --network have moved out of the package; in a checkout, run: {command}")
     page = check_can_write(options.html, ENDING) if options.html else None
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
-    program = read_parsed(options.program, Program.from_json)
     machine = read_parsed(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
+    if (options.program is None) == (options.model is None):
+        raise OptionError("plan takes either a program file or --model")
+    if options.model is None:
+        program, operators = read_parsed(options.program, Program.from_json), ""
+    else:
+        program, operators = trace_model(options, machine)
     costs = roofline(program, machine)
     memory, fixed = StepMemory(program, costs), program.fixed or FixedMemory()
     budget_bytes = parse_step_budget(options.budget, memory, fixed)
@@ -113,7 +123,8 @@ def run(options: argparse.Namespace) -> int:
     figures = plan_figures(program, plan, budget_bytes, planning_seconds)
     if page is not None:
         _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
-    text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers, note=note)
+    notes = "; ".join(filter(None, (operators, note)))
+    text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers, note=notes)
     print_result(json.dumps(figures, indent=1) if options.json else text)
     return 0
 

@@ -25,7 +25,7 @@ SCHEMA = "lmswap.program/3"
 # The target of the op that ends a forward segment: the caller's code, up to the segment that runs next. It names no
 # buffer; its memory is scratch.
 LOSS = "lmswap.loss"
-_OPTIONAL = ("fixed", "scratch_bytes")  # fields that files leave out where nothing is known
+_OPTIONAL = ("fixed", "scratch_bytes", "gradients")  # fields that files leave out where nothing is known
 PHASES = ("forward", "backward", "inference", "update")
 # More than any machine computes in a step; sums over any program stay exact in 64 bits.
 _MAX_FLOPS = 2**62
@@ -57,7 +57,7 @@ class Buffer:
     id: int
     nbytes: int
     kind: BufferKind
-    name: str = ""  # the module and operator that make it, "encoder.0.conv: convolution", or "" if unknown
+    name: str = ""  # of a parameter, "encoder.0.weight"; else what makes it, "encoder.0.conv: convolution"; or unknown
 
     def __post_init__(self) -> None:
         if not 0 <= self.nbytes <= MAX_BYTES:
@@ -152,6 +152,8 @@ class Program:
     segments: tuple[Segment, ...]
     fixed: FixedMemory | None = None  # what else its budget counts, where that is known
     scratch_bytes: tuple[int, ...] = ()  # by op, as measured; empty where nothing was
+    # Pairs of buffers, a parameter and the gradient that a backward returns of it: other parameters are frozen.
+    gradients: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         ids = {"buffer": [buffer.id for buffer in self.buffers], "value": [value.id for value in self.values]}
@@ -171,12 +173,15 @@ class Program:
             boundary = segment.stop
         if boundary != len(self.ops):
             raise CaptureError(f"segments cover {boundary} of {len(self.ops)} ops")
-        self._check_scratch()
+        self._check_optional()
         for value in self.values:
             if not 0 <= value.buffer < len(self.buffers):
                 raise CaptureError(f"value '{value.name}' names buffer {value.buffer} of {len(self.buffers)}")
 
-    def _check_scratch(self) -> None:
+    def _check_optional(self) -> None:
+        for pair in self.gradients:
+            if not all(0 <= buffer < len(self.buffers) for buffer in pair):
+                raise CaptureError(f"gradients name buffers {pair} of {len(self.buffers)}")
         if self.scratch_bytes and len(self.scratch_bytes) != len(self.ops):
             raise CaptureError(f"scratch of {len(self.scratch_bytes)} ops, but there are {len(self.ops)}")
         if not all(0 <= nbytes <= MAX_BYTES for nbytes in self.scratch_bytes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -186,7 +186,7 @@ class _PlannedGraph(aot.GraphHandler):
         return self._session.differentiated_twice()
 
     def training(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Mapping[int, str]
     ) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
         self._rewrite(
@@ -200,7 +200,7 @@ class _PlannedGraph(aot.GraphHandler):
             )
         )
 
-    def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
+    def inference(self, graph: fx.GraphModule, parameters: Mapping[int, str]) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
         name, is_deterministic = self._session.name, self._session.meter.is_deterministic
         self._rewrite(lower_inference(graph, parameters=parameters, name=name, is_deterministic=is_deterministic))

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import aot_autograd as stages
-from torch._functorch import config
+from torch._functorch import config, partitioners
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch._aot_autograd.graph_compile import aot_stage2_compile
 from torch._functorch._aot_autograd.schemas import (
@@ -29,12 +29,11 @@ from torch._functorch._aot_autograd.schemas import (
     SubclassMeta,
     ViewAndMutationMeta,
 )
-from torch._functorch.partitioners import default_partition
 
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
 from lmswap.torch_compat.tracing import TracingContext, tracing
 
-__all__ = ["PlainAOTInput", "aot_autograd", "default_partition"]
+__all__ = ["PlainAOTInput", "aot_autograd"]
 
 Boxed = Callable[[list[Any]], Any]
 _MODIFIED = (ViewAndMutationMeta, SubclassMeta, SubclassCreationMeta)  # by the second stage
@@ -129,6 +128,17 @@ def intercepted_second_stage(instead: Callable[[FirstStage], Any]) -> Iterator[N
         catching.stop()
 
 
+def partition(joint: fx.GraphModule, joint_inputs: Any, **given: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return forward and backward by torch's default partitioner; random ops must be marked as saved.
+
+    It takes fused attention for random also without dropout, and in checkpoints would pass an RNG state of unknown size
+    from the forward to the backward (torch 2.13; no upstream issue known).
+    """
+    with mock.patch.object(partitioners, "has_recomputable_rng_ops", lambda _: False):
+        halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.default_partition(joint, joint_inputs, **given)
+    return halves
+
+
 def forward_metadata() -> Any:
     """Return the metadata of the region being compiled, or None."""
     return getattr(TracingContext.try_get(), "fw_metadata", None)
@@ -141,6 +151,13 @@ def tangents(graph: fx.Graph) -> list[fx.Node]:
     """
     inputs = [(node, node.meta.get("desc")) for node in graph.find_nodes(op="placeholder")]
     return [node for node, description in inputs if description is not None and description.is_tangent()]
+
+
+def gradients(graph: fx.Graph) -> list[tuple[Any, Any]]:
+    """Return the outputs of a backward graph that are gradients, each with the description of the forward's input."""
+    (output,) = graph.find_nodes(op="output")
+    described = zip(output.args[0], output.meta.get("desc") or (), strict=False)
+    return [(made, description.grad_of) for made, description in described if hasattr(description, "grad_of")]
 
 
 def allow_retain_graph() -> None:

@@ -199,6 +199,13 @@ def num_traced_frames() -> int:
     return int(counters["frames"]["total"])
 
 
+def describe_graph_break(reason: Any) -> str:
+    """Return one of `graph_break_reasons` as "unet.py:88: …"."""
+    frames = [frame for frame in reason.user_stack if frame.filename]
+    where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
+    return where + str(reason.reason).strip().split("\n")[0]
+
+
 def recompile_reasons() -> list[str]:
     """Return the guards that failed before recent traces, the latest last."""
     return [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
+import torch
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = ["FakeTensorMode", "ShapeEnv", "TracingContext", "tracing"]
 
+_NOT_FAKE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -43,6 +51,28 @@ def without_failure_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*(Error detected in|Previous calculation was induced by) ")
         yield
+
+
+@contextmanager
+def convertible_modules(mode: FakeTensorMode) -> Iterator[None]:
+    """Let `nn.Module.to` convert modules of fake tensors of ``mode``, which swaps the contents of two tensors.
+
+    It refuses tensors with weak references, and the mode's memo of fakes by real tensor has one to each (torch 2.13;
+    no upstream issue known).
+    """
+    swap: Callable[..., None] = torch.utils.swap_tensors
+
+    def forget_and_swap(one: torch.Tensor, other: torch.Tensor) -> None:
+        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(one, other)
+
+    with mock.patch.object(torch.utils, "swap_tensors", forget_and_swap):
+        yield
+
+
+def operator_of(error: BaseException) -> str:
+    """Return the operator that fake tensors cannot run: it needs values or has no fake kernel. "" of other errors."""
+    return str(error.func) if isinstance(error, _NOT_FAKE) else ""
 
 
 def clear_fake_cache() -> None:

@@ -4,10 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import lmswap
 from benchmarks.baselines import BASELINES
 from benchmarks.programs.__main__ import BUDGET_PERCENTS, STORED, main
-from benchmarks.programs.capture import capture
 from benchmarks.programs.compare import Change, Verdict, change, faster_than_auto, read_outcomes, write_outcomes
 from benchmarks.programs.corpus import DATA, MACHINES, load_machine, load_program, machine_names, program_names
 from benchmarks.programs.models import KerasInstanceNorm, write_norms_out
@@ -18,8 +16,6 @@ from benchmarks.unet3d.network import NORM_EPS, UNet3d
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.cli import entry
-from lmswap.errors import CaptureError
-from lmswap.ir.program import BufferKind
 from lmswap.planner import POLICIES
 from lmswap.planner.problem import PLANNED_LINK_SHARE
 
@@ -33,36 +29,8 @@ def outcome():
     return found
 
 
-def with_residents_alike(program):
-    """Both parameters and inputs stay where they are; which of them a tensor is depends on how the model is wrapped."""
-    kinds = {BufferKind.PARAMETER: BufferKind.INPUT}
-    return replace(program, buffers=tuple(replace(b, kind=kinds.get(b.kind, b.kind)) for b in program.buffers))
-
-
 def changed(outcome, **figures):
     return replace(outcome, plan=replace(outcome.plan, **figures))
-
-
-@pytest.mark.slow
-def test_a_capture_on_fake_tensors_equals_that_of_a_real_step(tmp_path):
-    model = lmswap.enable(UNet3d(base_filters=2), "1GiB", policy="none", disk_directory=str(tmp_path))
-    model(torch.zeros(1, 4, 32, 32, 32)).sum().backward()
-    real = replace(lmswap.program(model), fixed=None, scratch_bytes=())  # the process has these
-    lmswap.disable(model)
-    captured = capture(real.name, lambda: UNet3d(base_filters=2), lambda: (torch.empty(1, 4, 32, 32, 32),))
-    assert with_residents_alike(captured) == with_residents_alike(real)
-
-
-def test_models_without_a_single_training_graph_are_refused():
-    def broken(x):
-        x = x.sin()
-        torch._dynamo.graph_break()
-        return x.cos()
-
-    with pytest.raises(CaptureError, match="'broken' has 2 graphs, 2 of them with a backward"):
-        capture("broken", lambda: broken, lambda: (torch.empty(3, requires_grad=True),))
-    with pytest.raises(CaptureError, match="'idle' has 1 graphs, 0 of them"):
-        capture("idle", lambda: torch.sin, lambda: (torch.empty(3),))
 
 
 def test_a_norm_written_out_is_the_norm():

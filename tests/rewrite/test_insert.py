@@ -189,7 +189,7 @@ def test_a_backward_can_run_twice_after_its_forward_swapped(seed):
 def test_a_graph_without_tensors_is_unchanged():
     graph = torch.fx.Graph()
     graph.output((3,))  # seen between two graph breaks of a detection model
-    lowered = lower_inference(torch.fx.GraphModule({}, graph), parameters=(), name="t")
+    lowered = lower_inference(torch.fx.GraphModule({}, graph), parameters={}, name="t")
     plan = Plan("none", 1, (), 0.0, 0)
     insert_swaps(schedule(lowered.program, ()), lowered.graphs, plan, engine=0)
     assert compile_boxed(lowered.graphs[0].module)([]) == (3,)

@@ -10,7 +10,7 @@ the graph before fusion; random ops are never recomputed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -121,7 +121,7 @@ class _InductorVariant(Variant):
         self,
         handler: GraphHandler,
         gradient_order: GradientOrder,
-        own_parameters: Callable[[fx.Graph], Collection[int]],
+        own_parameters: Callable[[fx.Graph], Mapping[int, str]],
     ) -> None:
         self._handler, self.gradient_order, self._own_parameters = handler, gradient_order, own_parameters
 

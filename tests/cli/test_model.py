@@ -1,0 +1,126 @@
+"""`lmswap plan --model`: plans a model that is never allocated."""
+
+import json
+import sys
+
+import pytest
+
+from lmswap.cli import entry
+from lmswap.ir.program import Program
+from tests.reporting.small_step import MACHINE
+
+MODULE = """
+import torch
+from torch import nn
+
+def tokens():
+    return nn.Sequential(nn.Embedding(8, 2**12), nn.Linear(2**12, 2**12))
+
+class Images(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3))
+
+def halves():
+    return Images().bfloat16()
+
+class Two(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+class Branch(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+number = 3
+"""
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch, capsys):
+    """Runs the command in a directory with a module; returns the exit code, the figures, and the error."""
+    (tmp_path / "planned_models.py").write_text(MODULE)
+    (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "planned_models", raising=False)
+
+    def run(model, *arguments, budget="1GiB"):
+        words = ["plan", "--model", f"planned_models:{model}", *arguments, "--machine", "machine.json", "--json"]
+        code = entry.main([*words, "--budget", budget])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out) if printed.out else None, printed.err
+
+    return run
+
+
+def test_the_saved_program_has_the_same_plan(plan, tmp_path, capsys):
+    code, figures, _ = plan("tokens", "--batch", "2x8", "--save", "program.json")
+    assert (code, figures["program"]) == (0, "Sequential")
+    files = [str(tmp_path / "program.json"), "--machine", str(tmp_path / "machine.json")]
+    assert entry.main(["plan", *files, "--budget", "1GiB", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {**again, "planning_seconds": 0} == {**figures, "planning_seconds": 0}
+
+
+def test_the_budget_counts_the_parameters(plan):
+    parameter_bytes = 4 * (8 * 2**12 + 2**24 + 2**12)
+    _, figures, _ = plan("tokens", "--batch", "2x8")
+    assert figures["peak_bytes"] > 2 * parameter_bytes  # and the gradients
+    code, _, error = plan("tokens", "--batch", "2x8", budget="100MiB")
+    assert code == 2
+    assert "64.1 MiB parameters" in error
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "dtypes"),
+    [
+        ("tokens", ["2x8"], ["int64"]),
+        ("tokens", ["2x8:int32"], ["int32"]),
+        ("Images", ["2x3x8x8"], ["float32"]),
+        ("halves", ["2x3x8x8"], ["bfloat16"]),
+        ("Two", ["2x4", "4:float64"], ["float32", "float64"]),
+    ],
+)
+def test_inputs_have_the_dtype_of_the_model_unless_given(plan, tmp_path, model, batch, dtypes):
+    assert plan(model, "--batch", *batch, "--save", "program.json")[0] == 0
+    program = Program.from_json((tmp_path / "program.json").read_text())
+    inputs = {buffer.id for buffer in program.buffers if buffer.kind == "input"}
+    found = {value.buffer: value.dtype for value in program.values if value.buffer in inputs}
+    assert [*found.values()] == dtypes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "--batch", "2"], "planned_models:nothing cannot be imported: AttributeError"),
+        (["number", "--batch", "2"], "planned_models:number is no function or class, but int"),
+        (["Images"], "needs the shapes of its inputs"),
+        (["Images", "--batch", "2y3"], "cannot read --batch 2y3"),
+        (["Images", "--batch", "2x3:float3"], "cannot read --batch 2x3:float3"),
+        (["Images", "--batch", "2x3x8x8", "--save", "missing/program.json"], "cannot write 'missing/program.json'"),
+        (["Branch", "--batch", "2x4"], "aten._local_scalar_dense.default needs values"),
+        (["Two", "--batch", "2x4"], "Two cannot be captured without its memory: Two.forward() missing 1 required"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(plan, arguments, message):
+    code, _, error = plan(*arguments)
+    assert code == 2
+    assert message in error
+
+
+def test_either_a_program_or_a_model_is_planned(plan, capsys, tmp_path):
+    assert entry.main(["plan", "--budget", "1GiB", "--machine", str(tmp_path / "machine.json")]) == 2
+    assert "either a program file or --model" in capsys.readouterr().err
+    assert plan("Images", "program.json", "--batch", "2x3x8x8")[0] == 2
+
+
+def test_modules_that_are_not_there_are_named(capsys, tmp_path, plan):
+    words = ["plan", "--model", "no_such_module:make", "--batch", "2", "--budget", "1GiB"]
+    assert entry.main([*words, "--machine", str(tmp_path / "machine.json")]) == 2
+    assert "cannot be imported: ModuleNotFoundError" in capsys.readouterr().err
