@@ -44,7 +44,8 @@ class Resident:
         def of_process(read):
             return lambda: self.other_bytes + 2**40 + read()
 
-        return SimpleNamespace(value=of_process(watch.value), restart=of_process(watch.restart), stop=watch.stop)
+        value, restart = of_process(watch.value), of_process(watch.restart)
+        return SimpleNamespace(value=value, restart=restart, paused=watch.paused, stop=watch.stop)
 
 
 @pytest.fixture(scope="module", autouse=True)
