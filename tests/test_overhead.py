@@ -16,7 +16,7 @@ from lmswap.session.session import Session
 from tests.instructions import counted_instructions
 
 # Beside torch's own, that of `torch.compile` with the backend "aot_eager"; for a few more parameters some more.
-_MOST_INSTRUCTIONS = 3_900
+_MAX_INSTRUCTIONS = 2_700
 
 
 def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
@@ -38,7 +38,7 @@ def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
             counted += counts
         return min(counted)
 
-    assert instructions_of(model) < instructions_of(traced) + _MOST_INSTRUCTIONS
+    assert instructions_of(model) < instructions_of(traced) + _MAX_INSTRUCTIONS
     assert not lmswap.report(model).swapped_out_bytes
     lmswap.disable(model)
 
@@ -58,6 +58,7 @@ def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(mon
         return run
 
     def prepare_long(*given):
+        clock.seconds += 5.0  # before the step before is ended
         prepare(*given)
         clock.seconds += 7.0
 
@@ -68,6 +69,6 @@ def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(mon
     model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), "2GiB")
     for _ in range(3):
         model(torch.randn(32, 64)).sum().backward()
-    assert lmswap.report(model).own_seconds == 7.0
-    assert "lmswap's own time was 7.00 s" in " ".join(str(lmswap.report(model)).split())
+    assert lmswap.report(model).own_seconds == 12.0
+    assert "lmswap's own time was 12.0 s" in " ".join(str(lmswap.report(model)).split())
     lmswap.disable(model)

@@ -40,6 +40,9 @@ class TensorMemory(CpuMemory):
         tensor_bytes = max(0, super().lap_peaks(restart=restart)[1] - self._held_bytes)
         return tensor_bytes, tensor_bytes
 
+    def lap_tensor_peak_bytes(self) -> int:  # noqa: D102
+        return max(0, super().lap_tensor_peak_bytes() - self._held_bytes)
+
     used_bytes = used_tensor_bytes
     peak_bytes = peak_tensor_bytes
 

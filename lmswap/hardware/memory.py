@@ -81,6 +81,9 @@ class DeviceMemory(Protocol):
     def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:
         """The highest `used_bytes` and `used_tensor_bytes` of a lap; ``restart`` begins the next, for these peaks."""
 
+    def lap_tensor_peak_bytes(self) -> int:
+        """The highest `used_tensor_bytes` of the lap: on a CPU without a read of /proc, which takes 20 µs."""
+
     def reusable_bytes(self) -> int:
         """The part of `used_bytes` that no tensor holds and that later tensors will reuse."""
 
@@ -208,6 +211,10 @@ class CudaMemory:
             self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
         return peaks
 
+    def lap_tensor_peak_bytes(self) -> int:  # noqa: D102
+        self.used_tensor_bytes()
+        return self._lap_peak_tensor_bytes
+
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._now("reserved_bytes") - self._now("allocated_bytes")
 
@@ -313,6 +320,9 @@ class CpuMemory:
         if restart:
             return max(0, resident.restart() - self._base_bytes), tensors.restart()
         return max(0, resident.value() - self._base_bytes), tensors.value()
+
+    def lap_tensor_peak_bytes(self) -> int:  # noqa: D102
+        return self._lap_tensor_peak.value()
 
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_reusable_bytes()

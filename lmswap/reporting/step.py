@@ -16,7 +16,8 @@ class StepFigures:
 
     Predicted fields are None until the step is captured and planned, and where it followed no plan; measured ones until
     a step has finished. Peaks and memory curves count like the budget: the predicted ones include base and reserve.
-    Measured peaks cover the time from the end of the previous step to the step's own end.
+    Measured peaks cover the time from the end of the previous step to the step's own end; where steps repeat without
+    moving anything, also up to seven steps before, as `lmswap.runtime.recorder.STEPS_PER_LAP` says.
     """
 
     model: str  # display name: "UNet3d"

@@ -14,9 +14,15 @@ class OwnTime:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._earlier_seconds = 0.0  # before the model's call under way
 
     def begin_call(self) -> None:
-        """Begin a piece at a call of the model or of a graph; one that an exception has ended does not count."""
+        """Begin a piece at a call of the model; one that an exception has ended does not count."""
+        self._earlier_seconds = max(0.0, self.seconds)
+        self.seconds = self._earlier_seconds - perf_counter()
+
+    def begin_graph(self) -> None:
+        """Begin a piece at a graph within a call of the model; see `begin_call`."""
         self.seconds = max(0.0, self.seconds) - perf_counter()
 
     def end_call(self) -> None:
@@ -25,7 +31,8 @@ class OwnTime:
             self.seconds += perf_counter()
 
     def take(self) -> float:
-        """Return the seconds since the last call, also of a piece under way."""
-        begun = perf_counter() if self.seconds < 0 else 0.0
-        seconds, self.seconds = self.seconds + begun, -begun
+        """Return the seconds since the last `take`, without those of a call under way: they are the next step's."""
+        seconds = self._earlier_seconds if self.seconds < 0 else self.seconds
+        self.seconds -= seconds
+        self._earlier_seconds = 0.0
         return seconds

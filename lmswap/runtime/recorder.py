@@ -18,6 +18,8 @@ _OPS_HELD = 128
 _MAX_HOLD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
 # Limit of forwards without a backward, as in evaluation with gradients enabled; no step has so many runs.
 _MAX_UNCLAIMED = 256
+# The peak of all memory, a read of /proc, is read once for this many steps where they repeat the one before.
+STEPS_PER_LAP = 8
 
 
 class TensorMemory(Protocol):
@@ -34,6 +36,9 @@ class TensorMemory(Protocol):
 
     def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:
         """Return the peaks, of what counts against the budget and of tensors, since the last ``restart`` of them."""
+
+    def lap_tensor_peak_bytes(self) -> int:
+        """Return the peak of tensors alone, as `lap_peaks`."""
 
 
 class Recorder:
@@ -60,6 +65,9 @@ class Recorder:
         self.ended: EndedStep | None = None  # the last step that ended
         self.trained: EndedStep | None = None  # the last of them with a backward
         self.highest: EndedStep | None = None  # the first of those with the highest peak
+        self._expected: EndedStep | None = None  # what the step under way may repeat
+        self._expected_to, self._max_tensor_bytes = 0, 0  # the last step that may, and the peak of tensors that it may
+        self._lap_begins = 1  # the first step of the lap whose peaks are read next
 
     @property
     def current_sequence(self) -> tuple[SegmentKey, ...]:
@@ -80,8 +88,41 @@ class Recorder:
         """Time the ops of the next step."""
         self._current.times_ops = True
 
+    def expect_repeats(self, max_tensor_bytes: int) -> None:
+        """Let the next steps repeat the last one: their peaks are read together, after `STEPS_PER_LAP` at the latest.
+
+        A step repeats it that runs the same segments, while tensors hold ``max_tensor_bytes`` at most. No effect if the
+        last step was a repetition itself, whose peaks were not read.
+        """
+        if self._lap_begins <= self.num_steps:
+            return
+        self._expected, self._max_tensor_bytes = self.ended, max_tensor_bytes
+        self._expected_to = self.num_steps + STEPS_PER_LAP - 1
+
+    def expect_others(self) -> None:
+        """Read the peaks of the next steps one by one."""
+        self._expected = None
+
+    @property
+    def expects_repeat(self) -> bool:
+        """Whether all steps since `expect_repeats` have repeated that one, and another one begins."""
+        return self._expected is not None and not self._current.sequence
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the step under way is complete and a repetition, see `expect_repeats`."""
+        expected = self._expected
+        return (
+            expected is not None
+            and self._current.sequence == expected.sequence
+            and self.num_steps < self._expected_to
+            and not (self._unclaimed or self.observers)
+            and self._memory.lap_tensor_peak_bytes() <= self._max_tensor_bytes
+        )
+
     def last(self) -> StepRecord | None:
         """Return the last step that ended; waits for the device."""
+        self._expected = None  # its peaks are read now
         self.end_if_complete()
         if self._unread is not None:
             stop = [*self._unclaimed, self._current][0].begun_seconds
@@ -110,7 +151,9 @@ class Recorder:
         if self._unclaimed or not self._current.is_complete:
             return None
         peaks = self._current.peaks.with_others(self._lap_peaks())
-        return self._current.ended(self.num_steps + 1, peaks) if peaks.used_bytes > above_bytes else None
+        if peaks.used_bytes <= above_bytes:
+            return None
+        return self._current.ended(self.num_steps + 1, peaks, lap_begins=self._lap_begins)
 
     @property
     def pending_sequence(self) -> tuple[SegmentKey, ...]:
@@ -250,13 +293,21 @@ class Recorder:
             self._current = self._current.with_earlier(self._unclaimed.pop())
 
     def _end_step(self) -> None:
+        if self._expected is not None and self.is_repeated:
+            repeated, self._current = self._current, MarkedStep(time.perf_counter())
+            self.num_steps += 1
+            self.ended = self.trained = self._expected.repeated(self.num_steps, self.own.take())
+            self._queue_read(repeated, self.ended)
+            return
         self._end_lap()
         ended = [*self._unclaimed, self._current]
         self._unclaimed, self._current = [], MarkedStep(time.perf_counter())
         for step in ended:
             self._end(step)
+        self._lap_begins = self.num_steps + 1
 
     def _end_lap(self) -> None:
+        self._expected = None
         self._current.peaks = self._current.peaks.with_others(Peaks(*self._memory.lap_peaks(restart=True)))
 
     def _lap_peaks(self) -> Peaks:
@@ -264,12 +315,15 @@ class Recorder:
 
     def _end(self, step: MarkedStep) -> None:
         self.num_steps += 1
-        ended = self.ended = step.ended(self.num_steps, step.peaks, self.own.take())
+        ended = self.ended = step.ended(self.num_steps, step.peaks, self.own.take(), self._lap_begins)
         self._unreported.append(ended)
         if step.trains:
             self.trained = ended
         if self.highest is None or ended.peaks.used_bytes > self.highest.peaks.used_bytes:
             self.highest = ended
+        self._queue_read(step, ended)
+
+    def _queue_read(self, step: MarkedStep, ended: EndedStep) -> None:
         unread, self._unread = self._unread, (step, ended)
         if unread is not None:
             self._retire(*unread, step)

@@ -100,19 +100,20 @@ class MarkedStep:
         """Whether every forward segment has had its backward; with retain_graph=True some have several."""
         return bool(self.runs) and max(self._num_open.values(), default=0) <= 0
 
-    def ended(self, number: int, peaks: Peaks, own_seconds: float = 0.0) -> EndedStep:
+    def ended(self, number: int, peaks: Peaks, own_seconds: float = 0.0, lap_begins: int | None = None) -> EndedStep:
         """Return what is known without waiting for the device, if it ends now as step ``number``."""
         # A graph that trains nothing has a plan of its own, also in the middle of a step.
         plans = {run.follows for run in self.runs if run.key[1] != "inference"} or {run.follows for run in self.runs}
         follows = plans.pop() if len(plans) == 1 else ()
-        return EndedStep(number, self.sequence, follows, peaks, own_seconds)
+        return EndedStep(number, self.sequence, follows, peaks, own_seconds, lap_begins or number)
 
 
 class EndedStep(NamedTuple):
     """A step that has ended for the host: its number from 1 on, its segments in order, and its peaks.
 
-    ``own_seconds`` are the host's in lmswap's own code since the end of the step before, see `OwnTime`. ``follows`` is
-    the plan that the whole step followed, which names its buffers; empty if there is none.
+    ``own_seconds`` are the host's in lmswap's own code from the step's first call to that of the next, see `OwnTime`.
+    ``follows`` is the plan that the whole step followed, which names its buffers; empty if there is none. The peaks are
+    those since step ``lap_begins`` began, an earlier one where steps repeat, see `Recorder.expect_repeats`.
     """
 
     number: int
@@ -120,6 +121,11 @@ class EndedStep(NamedTuple):
     follows: Graphs
     peaks: Peaks
     own_seconds: float = 0.0
+    lap_begins: int = 0
+
+    def repeated(self, number: int, own_seconds: float) -> EndedStep:
+        """Return the record of a repetition, step ``number``."""
+        return EndedStep(number, self.sequence, self.follows, self.peaks, own_seconds, self.lap_begins)
 
     @property
     def trains(self) -> bool:

@@ -63,8 +63,10 @@ class BudgetMonitor:
             return
         reported[special], self._reported_held_bytes = excess_bytes, held.nbytes
         circumstance = f". What was special: {special}" if special else ""
+        is_one_of_several = 0 < step.lap_begins < step.number
+        which = f"one of steps {step.lap_begins} to {step.number}" if is_one_of_several else f"step {step.number}"
         sentence = (
-            f"step {step.number} of {self._context.name} held {format_bytes(step.peaks.used_bytes)}, "
+            f"{which} of {self._context.name} held {format_bytes(step.peaks.used_bytes)}, "
             f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget.nbytes)} "
             f"({budget.counted}). Measured: "
             f"{'; '.join(_measured(step, held, plan))}{circumstance}. Where the limit is hard, give a budget that is "

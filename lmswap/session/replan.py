@@ -32,9 +32,9 @@ from lmswap.session.replan_triggers import (
     counted,
     excess_held_bytes,
     merged,
-    needs_growth,
     saves_by_accumulating,
     triggers,
+    usual_peak_bytes,
 )
 from lmswap.session.step_sequence import CompletedStep
 
@@ -47,6 +47,13 @@ class StepRun(NamedTuple):
     is_steady: bool  # shows seconds: it ran in the planned order, and nothing was verified in it
     record: StepRecord | None  # if seconds are to be read from it
     shows_host: bool  # the host did no one-time work in it
+
+
+class RepeatLimits(NamedTuple):
+    """Up to which bytes of tensors, in a step and outside of it, repetitions of a step show nothing."""
+
+    peak_bytes: int
+    held_bytes: int
 
 
 class Replanner:
@@ -128,10 +135,19 @@ class Replanner:
             and step.machine.host is None
             and self._engine.arena is None
             and self._options.tier != compression_ratio.TIER
-            and not needs_growth(step, ended.peaks.used_bytes)
+            and ended.peaks.used_bytes <= usual_peak_bytes(step)
             and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= GROWTH_BYTES
             and not self._is_to_accumulate(step)
         )
+
+    def repeat_limits(self, ended: EndedStep) -> RepeatLimits | None:
+        """Return the limits for repetitions of ``ended``, which `shows_nothing`; None if each has to be observed."""
+        step = self._plans.get(ended.follows)
+        if step is None or step.moves or step.adds_up or self._options.verify:
+            return None
+        more_bytes, held_bytes = usual_peak_bytes(step) - ended.peaks.used_bytes, self._budget.held.nbytes
+        more_held_bytes = GROWTH_BYTES - max(0, excess_held_bytes(step, held_bytes))
+        return RepeatLimits(ended.peaks.tensor_bytes + more_bytes, held_bytes + more_held_bytes)
 
     def _held_bytes(self, step: PlannedStep, *, adds_up: bool) -> int:
         """Return what is held outside of ``step``; if it ``adds_up``, with gradients that are absent but will be."""
@@ -173,7 +189,7 @@ class Replanner:
                 return self._calibrated(step, seen, record)
             case Phase.FINAL if has_advanced:
                 return self._settled(step, seen)
-            case Phase.FINAL if needs_growth(step, peak_bytes):
+            case Phase.FINAL if peak_bytes > usual_peak_bytes(step):
                 return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
         return seen
 

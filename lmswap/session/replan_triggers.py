@@ -64,9 +64,9 @@ class StepObservation:
     unused_results_bytes: int = 0  # of results that the caller does not hold
 
 
-def needs_growth(step: PlannedStep, peak_bytes: int) -> bool:
-    """Whether a peak of ``step`` is a cause to measure growth besides tensors."""
-    return peak_bytes > min(step.history.read_peak_bytes + GROWTH_BYTES, step.allowance.budget_bytes)
+def usual_peak_bytes(step: PlannedStep) -> int:
+    """Return the highest peak of ``step`` that is no cause to measure growth besides tensors."""
+    return min(step.history.read_peak_bytes + GROWTH_BYTES, step.allowance.budget_bytes)
 
 
 def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:

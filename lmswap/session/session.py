@@ -136,6 +136,7 @@ class Session:
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned; hooks serve what it saves
         self._backwards = ActiveBackwards(name)
+        self._repeated: tuple[CapturedGraph, int] | None = None  # what may repeat: see `_repeats`
         self._owner: weakref.finalize[..., Any] | None = None
         Session._open.add(self)
 
@@ -170,10 +171,11 @@ class Session:
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         own = self.recorder.own
+        begin = own.begin_graph if self.has_hooks else own.begin_call  # a `ModelCall` runs the graphs, or torch.compile
         session: Any = weakref.proxy(self)  # Dynamo may hold `run` for longer, see `CapturedGraph.release`
 
         def run(*arguments: Any) -> Any:
-            own.begin_call()
+            begin()
             session.check_caller()
             with without_hooks():
                 session.prepare(graph)
@@ -270,11 +272,14 @@ class Session:
         self._backwards.end()
         self.engine.reap_finished_transfers()
         self.recorder.end_if_complete()
+        if self._repeats(graph):
+            return
         self.warn_budget_exceeded()
         if self.engine.streams.are_multiple:
             self.note_once(MULTIPLE_STREAMS)
         if self.recorder.current_sequence:
             return
+        self.recorder.expect_others()
         self.retention.observe()
         self.traces.look()
         if graph is not None:
@@ -296,6 +301,25 @@ class Session:
                 self._compile(run.graphs)
             if self.recorder.times_ops:
                 self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
+        elif is_usual and ended is not None and ended.trains and isinstance(graph, CapturedGraph):
+            self._expect_repeats(graph, ended)
+
+    def _expect_repeats(self, graph: CapturedGraph, ended: EndedStep) -> None:
+        """Let steps that begin with ``graph`` repeat ``ended`` without a look at it, if its plan moves nothing."""
+        limits = self._replanner.repeat_limits(ended)
+        if limits is not None:
+            self._repeated = graph, limits.held_bytes
+            self.recorder.expect_repeats(limits.peak_bytes)
+
+    def _repeats(self, graph: CapturedGraph | SavedSequence | None) -> bool:
+        """Whether the last step was a repetition, the one of ``graph`` may be, and no more is held outside of it.
+
+        Such a step shows no cause to replan, warn or evict; every `STEPS_PER_LAP` steps one is looked at.
+        """
+        if self._repeated is None or not self.recorder.expects_repeat:
+            return False
+        expected, held_bytes = self._repeated
+        return graph is expected and self.memory.used_tensor_bytes() <= held_bytes
 
     def _released(self, graphs: tuple[int, ...]) -> frozenset[int]:
         """Return the outputs and tangents that the caller of the last step of ``graphs`` did not hold; stop tracking.
@@ -327,6 +351,8 @@ class Session:
 
     def warn_budget_exceeded(self) -> None:
         """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""
+        if self.recorder.is_repeated:
+            return
         budget_bytes, steps = self.budget.nbytes, self.recorder.take_ended()
         under_way = self.recorder.complete(above_bytes=budget_bytes) or self._forwards_alone()
         for step in (*steps, under_way):

@@ -9,8 +9,8 @@ import pytest
 
 from lmswap.runtime import recorder as recorder_module
 from lmswap.runtime._C import TransferRecord
-from lmswap.runtime.recorder import _MAX_UNCLAIMED, Recorder
-from lmswap.runtime.step_record import NO_PEAKS, EndedStep, SegmentRun, StepRecord
+from lmswap.runtime.recorder import _MAX_UNCLAIMED, STEPS_PER_LAP, Recorder
+from lmswap.runtime.step_record import NO_PEAKS, EndedStep, Peaks, SegmentRun, StepRecord
 
 STREAM = lambda: 0  # noqa: E731
 STEP = EndedStep(1, ((0, "forward"), (0, "backward")), (0,), NO_PEAKS)
@@ -65,6 +65,9 @@ class Memory:
     def lap_peaks(self, *, restart=False) -> tuple[int, int]:
         self.laps += restart
         return 100 * (self.laps + (not restart)), self.laps - restart
+
+    def lap_tensor_peak_bytes(self) -> int:
+        return self.laps
 
 
 def recorded(text):
@@ -440,3 +443,55 @@ def test_a_step_is_host_bound_if_the_device_catches_up_with_the_host():
     record = StepRecord(STEP, (waited_for, waiting), (), ())
     assert record.host_bound_seconds == 2.0
     assert record.host_seconds() == (1.49, None)
+
+
+def repeating(max_tensor_bytes):
+    """A recorder that expects repetitions of its first step, "f0 b0", and what runs such a step."""
+    recorder = Recorder(Ticks(), Memory(), STREAM)
+
+    def run(segments="f0 b0"):
+        for word in segments.split():
+            with recorder.segment((int(word[1:]), {"f": "forward", "b": "backward"}[word[0]])):
+                pass
+        recorder.end_if_complete()
+        return recorder.ended
+
+    run()
+    recorder.expect_repeats(max_tensor_bytes)
+    return recorder, run
+
+
+def test_the_peaks_of_repeated_steps_are_read_together_at_a_stated_interval():
+    recorder, run = repeating(max_tensor_bytes=5)
+    repeated = [run() for _ in range(STEPS_PER_LAP - 1)]
+    assert {step.peaks for step in repeated} == {Peaks(100, 0)}
+    assert [step.number for step in repeated] == [*range(2, STEPS_PER_LAP + 1)]
+    assert run().peaks.used_bytes == 200
+    assert (recorder.ended.lap_begins, recorder.ended.number) == (2, STEPS_PER_LAP + 1)
+    assert not recorder.expects_repeat
+    assert run().lap_begins == recorder.num_steps
+
+
+@pytest.mark.parametrize(
+    ("max_tensor_bytes", "segments"), [(0, "f0 b0"), (5, "f1 b1"), (5, "f0 b0 b0")], ids=["grown", "another", "twice"]
+)
+def test_the_peaks_of_a_step_that_is_no_repetition_are_its_own(max_tensor_bytes, segments):
+    recorder, run = repeating(max_tensor_bytes)
+    assert run(segments).peaks.used_bytes == 200
+    assert not recorder.expects_repeat
+
+
+def test_a_repetition_whose_peaks_were_not_read_is_not_repeated_in_turn():
+    recorder, run = repeating(max_tensor_bytes=5)
+    run()
+    recorder.expect_others()
+    recorder.expect_repeats(5)
+    assert run().peaks.used_bytes == 200
+
+
+def test_a_report_reads_the_peaks_of_a_repeated_step():
+    recorder, _ = repeating(max_tensor_bytes=5)
+    for phase in ("forward", "backward"):
+        with recorder.segment((0, phase)):
+            pass
+    assert recorder.last().step.peaks.used_bytes == 200

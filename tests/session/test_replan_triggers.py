@@ -31,9 +31,9 @@ from lmswap.session.replan_triggers import (
     StepObservation,
     counted,
     merged,
-    needs_growth,
     saves_by_accumulating,
     triggers,
+    usual_peak_bytes,
 )
 from lmswap.session.retention import Retention
 from tests.ir.build import build, unit_machine
@@ -148,18 +148,18 @@ def test_growth_besides_tensors_causes_a_replan_in_the_final_phase_only():
 
 def test_growth_besides_tensors_is_measured_after_a_higher_peak():
     step = planned(history=in_phase(Phase.FINAL, read_peak_bytes=200 * MIB))
-    assert not needs_growth(step, 200 * MIB + GROWTH_BYTES)
-    assert needs_growth(step, 200 * MIB + GROWTH_BYTES + 1)
-    assert needs_growth(replace(step, history=in_phase(Phase.FINAL, read_peak_bytes=2**40)), 2**39)
+    assert usual_peak_bytes(step) == 200 * MIB + GROWTH_BYTES
+    beyond = replace(step, history=in_phase(Phase.FINAL, read_peak_bytes=2**40))
+    assert usual_peak_bytes(beyond) == step.allowance.budget_bytes
 
 
 def test_growth_is_measured_once_more_after_the_last_search_of_the_warm_up():
     step = planned(history=in_phase(Phase.CALIBRATED, read_peak_bytes=200 * MIB))
     seen = shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES)
     final = counted(step, replace(seen, history=replace(step.history, phase=Phase.FINAL)))
-    assert needs_growth(final, 100 * MIB)
+    assert usual_peak_bytes(final) < 100 * MIB
     again = counted(final, shown(final, in_use_bytes=BASE_BYTES + RESERVE_BYTES))
-    assert not needs_growth(again, final.history.read_peak_bytes)
+    assert usual_peak_bytes(again) >= final.history.read_peak_bytes
 
 
 @pytest.mark.parametrize("more_bytes", [-MIB, 3 * MIB])
