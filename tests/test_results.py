@@ -152,7 +152,23 @@ def claims_of_fuzz():
     yield f"`make fuzz TIMES={record['times']}`"
 
 
-@pytest.mark.parametrize("claims", [claims_of_operators, claims_of_models, claims_of_soak, claims_of_fuzz])
+def claims_of_judge():
+    networks = json.loads((RESULTS / "judge_cpu.json").read_text())
+    runs = [run for network in networks for run in network["runs"]]
+    assert not [wrong for run in runs for wrong in run["broken"] if not wrong.startswith("used ")]
+    figures = [run["figures"] for run in runs]
+    moving = [each for each in figures if each["swapped_out_bytes"] or each["recomputed_bytes"]]
+    used = min(each["measured_peak_bytes"] / each["budget_bytes"] for each in moving)
+    off = max(abs(each["predicted_peak_bytes"] / each["measured_peak_bytes"] - 1) for each in figures)
+    yield f"{len(runs)} runs of {len(networks)} networks"
+    yield f"at least {100 * used:.1f} % of it used by the {len(moving)} that move anything"
+    yield f"peaks predicted within {100 * off:.2f} %"
+
+
+CLAIMS = [claims_of_operators, claims_of_models, claims_of_soak, claims_of_fuzz, claims_of_judge]
+
+
+@pytest.mark.parametrize("claims", CLAIMS)
 def test_claims_on_conformance_soak_and_fuzzing_match_stored_results(claims):
     for claim in claims():
         assert claim in TEXT, claim
