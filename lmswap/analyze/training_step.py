@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lmswap.errors import OptionError
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 
 # Consecutive parameters of fewer bytes in all, gradients and state included, are updated by one op.
@@ -54,18 +55,13 @@ def optimizer_called(name: str) -> Optimizer:
 
 
 def training_step(
-    program: Program,
-    gradient_of: Mapping[int, int],
-    optimizer: Optimizer | None = None,
-    *,
-    micro_batches: int = 1,
-    clip_norm: bool = False,
+    program: Program, optimizer: Optimizer | None = None, *, micro_batches: int = 1, clip_norm: bool = False
 ) -> Program:
-    """The cyclic program of one optimizer step.
+    """The cyclic program of one optimizer step. Its budget counts everything but the model's buffers from zero.
 
     Args:
-        program: forward and backward of one micro-batch, or a forward alone.
-        gradient_of: by buffer of a gradient, that of its parameter; other parameters are frozen.
+        program: forward and backward of one micro-batch, or a forward alone; parameters that have no gradient in
+            ``gradients`` are frozen.
         optimizer: None where no parameter is trained.
         micro_batches: whose gradients are summed.
         clip_norm: gradients are clipped by their norm: every update needs all of them. Otherwise a chunk is updated in
@@ -76,14 +72,16 @@ def training_step(
     """
     if micro_batches < 1:
         raise OptionError(f"micro_batches must be at least 1, not {micro_batches}")
-    if gradient_of and optimizer is None:
-        raise OptionError(f"{len(gradient_of)} parameters are trained, and there is no optimizer")
-    return _Step(program, gradient_of, optimizer).build(micro_batches, clip_norm=clip_norm)
+    if program.gradients and optimizer is None:
+        raise OptionError(f"{len(program.gradients)} parameters are trained, and there is no optimizer")
+    return _Step(program, optimizer).build(micro_batches, clip_norm=clip_norm)
 
 
 class _Step:
-    def __init__(self, program: Program, gradient_of: Mapping[int, int], optimizer: Optimizer | None) -> None:
-        self._program, self._gradient_of, self._optimizer = program, gradient_of, optimizer
+    def __init__(self, program: Program, optimizer: Optimizer | None) -> None:
+        self._program, self._optimizer = program, optimizer
+        self._parameter_of = {gradient: parameter for parameter, gradient in program.gradients}
+        self._scratch_bytes: list[int] = []
         self._names, self._value_of = program.buffer_names, {v.buffer: v for v in reversed(program.values)}
         self._buffers: list[Buffer] = []
         self._values: list[Value] = []
@@ -101,9 +99,9 @@ class _Step:
                 f"{self._names[parameter]}.grad",
                 gradient,
             )
-            for gradient, parameter in gradient_of.items()
+            for gradient, parameter in self._parameter_of.items()
         }
-        self._states = {parameter: self._state_of(parameter) for parameter in gradient_of.values()}
+        self._states = {parameter: self._state_of(parameter) for parameter in self._parameter_of.values()}
 
     def _state_of(self, parameter: int) -> int | None:
         assert self._optimizer is not None
@@ -132,24 +130,31 @@ class _Step:
             is_last = number == micro_batches - 1
             self._add_micro_batch(number, {} if clip_norm or not is_last else self._early(chunks))
         graph = 1 + max((segment.graph for segment in self._segments), default=0)
-        if self._gradient_of and clip_norm:
-            self._add_segment(graph, "update", [*self._norms(), *map(self._update, chunks)])
+        if self._parameter_of and clip_norm:
+            self._add_segment(graph, "update", [(op, 0) for op in (*self._norms(), *map(self._update, chunks))])
+        fixed = self._program.fixed
         return Program(
-            f"{self._program.name}, {micro_batches} micro-batches",
+            f"{self._program.name}, {micro_batches} micro-batches" if micro_batches > 1 else self._program.name,
             tuple(self._ops),
             tuple(self._buffers),
             tuple(self._values),
             tuple(self._segments),
+            fixed and FixedMemory(before_bytes=max(0, fixed.before_bytes - fixed.parameter_bytes)),
+            tuple(self._scratch_bytes),
         )
 
-    def _add_segment(self, graph: int, phase: str, ops: Iterable[Op]) -> None:
+    def _add_segment(self, graph: int, phase: str, ops: Iterable[tuple[Op, int]]) -> None:
+        """``ops`` are with their scratch bytes."""
         start = len(self._ops)
-        self._ops += (replace(op, index=index) for index, op in enumerate(ops, start))
+        for op, scratch_bytes in ops:
+            self._ops.append(replace(op, index=len(self._ops)))
+            self._scratch_bytes.append(scratch_bytes)
         self._segments.append(Segment(graph, phase, start, len(self._ops)))
 
     def _add_micro_batch(self, number: int, updates: Mapping[int, list[list[int]]]) -> None:
         """``updates`` are the chunks to update by the op that they follow."""
         program = self._program
+        scratch_bytes = program.scratch_bytes or (0,) * len(program.ops)
         num_graphs = 1 + max(segment.graph for segment in program.segments)
         here = self._weights | (self._summed if number == 0 else {})
         for buffer in program.buffers:
@@ -158,17 +163,17 @@ class _Step:
                 kind = BufferKind.ACTIVATION if is_own else buffer.kind
                 here[buffer.id] = self._new(buffer.nbytes, kind, self._names[buffer.id], buffer.id)
         for segment in program.segments:
-            ops: list[Op] = []
+            ops: list[tuple[Op, int]] = []
             for op in program.ops[segment.start : segment.stop]:
                 reads, writes = (tuple(here[buffer] for buffer in part) for part in (op.reads, op.writes))
-                ops.append(replace(op, reads=reads, writes=writes))
-                ops += (self._sum(here[b], self._summed[b]) for b in op.writes if number and b in self._summed)
-                ops += map(self._update, updates.get(op.index, ()))
+                ops.append((replace(op, reads=reads, writes=writes), scratch_bytes[op.index]))
+                ops += ((self._sum(here[b], self._summed[b]), 0) for b in op.writes if number and b in self._summed)
+                ops += ((self._update(chunk), 0) for chunk in updates.get(op.index, ()))
             self._add_segment(num_graphs * number + segment.graph, segment.phase, ops)
 
     def _sum(self, made: int, summed: int) -> Op:
         name = self._buffers[summed].name
-        return Op(0, f"{name} += ", "aten.add_", "", (made, summed), (summed,), is_repeatable=False)
+        return Op(0, f"sum {name}", "aten.add_", "", (made, summed), (summed,), is_repeatable=False)
 
     def _early(self, chunks: Iterable[list[int]]) -> dict[int, list[list[int]]]:
         last_use: dict[int, int] = {}
@@ -176,13 +181,13 @@ class _Step:
             last_use.update(dict.fromkeys((*op.reads, *op.writes), op.index))
         found: dict[int, list[list[int]]] = {}
         for chunk in chunks:
-            after = max(last_use.get(buffer, 0) for pair in chunk for buffer in (pair, self._gradient_of[pair]))
+            after = max(last_use[buffer] for gradient in chunk for buffer in (gradient, self._parameter_of[gradient]))
             found.setdefault(after, []).append(chunk)
         return found
 
     def _chunks(self) -> Iterator[list[int]]:
         """Yield gradients of consecutive parameters, in the order in which the backward makes them final."""
-        made = {buffer: op.index for op in self._program.ops for buffer in op.writes if buffer in self._gradient_of}
+        made = {buffer: op.index for op in self._program.ops for buffer in op.writes if buffer in self._parameter_of}
         chunk: list[int] = []
         held = 0
         for gradient in sorted(made, key=lambda gradient: made[gradient]):
@@ -197,7 +202,7 @@ class _Step:
 
     def _updated(self, chunk: Iterable[int]) -> Iterator[int]:
         for gradient in chunk:
-            parameter = self._gradient_of[gradient]
+            parameter = self._parameter_of[gradient]
             yield self._summed[gradient]
             yield self._weights[parameter]
             if (state := self._states[parameter]) is not None:
@@ -206,7 +211,7 @@ class _Step:
     def _update(self, chunk: list[int]) -> Op:
         assert self._optimizer is not None
         touched = tuple(self._updated(chunk))
-        flops = self._optimizer.flops * sum(self._elements(self._gradient_of[gradient]) for gradient in chunk)
+        flops = self._optimizer.flops * sum(self._elements(self._parameter_of[gradient]) for gradient in chunk)
         written = tuple(b for b in touched if self._buffers[b].is_persistent)
         name = f"{self._optimizer.name} of {len(chunk)} from {self._buffers[touched[0]].name}"
         return Op(0, name, f"lmswap.{self._optimizer.name}", "", touched, written, flops, is_repeatable=False)

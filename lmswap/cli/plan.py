@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.cli.model import add_model_options, trace_model
+from lmswap.cli.whole_step import add_step_options, step_figures, step_rows, whole_step
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
 from lmswap.files import read_text
 from lmswap.ir.bytesize import (
@@ -50,13 +51,13 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan",
         help="plan a model or a program file under a budget, without running it",
-        epilog="examples: lmswap plan program.json --budget 2GiB; "
-        "lmswap plan --model train:make_model --batch 2x4096 --budget 24GiB --machine h100.json",
+        epilog="example: lmswap plan --model train:make_model --batch 2x4096 --budget 24GiB --optimizer adamw",
     )
     parser.add_argument(
         "program", nargs="?", metavar="PROGRAM.json[.gz]", help="written by lmswap.program(model).to_json() or --save"
     )
     add_model_options(parser)
+    add_step_options(parser)
     parser.add_argument(
         "--budget",
         required=True,
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
         program, operators = read_parsed(options.program, Program.from_json), ""
     else:
         program, operators = trace_model(options, machine)
+    program = whole_step(program, options)
     costs = roofline(program, machine)
     memory, fixed = StepMemory(program, costs), program.fixed or FixedMemory()
     budget_bytes = parse_step_budget(options.budget, memory, fixed)
@@ -121,6 +123,8 @@ def run(options: argparse.Namespace) -> int:
         note = min_share_taken(share, min_share, budget_bytes)
     planning_seconds = time.perf_counter() - started
     figures = plan_figures(program, plan, budget_bytes, planning_seconds)
+    if program.is_cyclic:
+        figures["whole_step"] = step_figures(program, costs, machine, plan)
     if page is not None:
         _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
     notes = "; ".join(filter(None, (operators, note)))
@@ -231,6 +235,8 @@ def plan_text(
         table.add_row("note", note)
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
     table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
+    for row in step_rows(plan, figures["whole_step"]) if "whole_step" in figures else ():
+        table.add_row(*row)
     explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
     return render_text(table, Text(), explanation.tables())
 
@@ -243,6 +249,8 @@ def _counted_memory(program: Program, plan: Plan, budget_bytes: int) -> str:
     is_unmoved = plan.budget_bytes == budget_bytes - fixed.total_bytes(is_unmoved=True)
     parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", plan.budget_bytes))
     total = " + ".join(f"{format_bytes(nbytes)} {what}" for what, nbytes in parts if nbytes)
+    if program.is_cyclic:
+        return f"{total}, with parameters, gradients and optimizer state"
     counted = f": {fixed.counted}" if fixed.counted else ""
     return f"{total}; counted as by lmswap.enable{counted}"
 

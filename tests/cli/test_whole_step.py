@@ -1,0 +1,100 @@
+"""`lmswap plan --optimizer`: one budget for parameters, gradients, optimizer state and activations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmswap.cli import entry
+from lmswap.ir.fixed_memory import FixedMemory
+from tests.ir.build import build
+from tests.reporting.small_step import MACHINE
+
+TEXT = """
+    forward
+    f 1: x W -> a
+    g 1: a V -> y
+    backward
+    gv 1: t a V -> dV da
+    gw 1: da x W -> dW
+"""
+MIB = 2**20
+Plan = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """Runs the command on a program of two parameters of 8 MiB; returns the exit code, the output, and the error."""
+    sizes = dict.fromkeys(("W", "V", "dW", "dV", "a", "da"), 8 * MIB)
+    step = build(TEXT, sizes=sizes, outputs="y", tangents="t", gradients="dW dV")
+    fixed = FixedMemory(before_bytes=17 * MIB, parameter_bytes=16 * MIB)
+    pairs = tuple((step.id(name), step.id(f"d{name}")) for name in ("W", "V"))
+    values = (replace(v, shape=(step.program.buffers[v.buffer].nbytes // 4 or 1,)) for v in step.program.values)
+    program = replace(step.program, values=tuple(values), fixed=fixed, gradients=pairs)
+    (tmp_path / "program.json").write_text(program.to_json())
+    (tmp_path / "untrained.json").write_text(step.program.to_json())
+    (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, file: str = "program.json", budget: str = "100MiB") -> tuple[int, str, str]:
+        code = entry.main(["plan", file, "--machine", "machine.json", "--budget", budget, *arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def figures(printed: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+def test_a_budget_counts_parameters_gradients_and_state(plan: Plan) -> None:
+    code, printed, _ = plan("--optimizer", "adam", "--json")
+    assert code == 0
+    found = figures(printed)
+    nbytes = {"parameters": 16 * MIB, "gradients": 16 * MIB, "optimizer state": 32 * MIB}
+    assert found["whole_step"]["bytes"] == nbytes
+    assert 48 * MIB < found["peak_bytes"] <= 100 * MIB
+    assert found["step_budget_bytes"] == 99 * MIB  # without what else the model holds
+
+
+def test_what_does_not_fit_is_swapped_over_the_link(plan: Plan) -> None:
+    _, printed, _ = plan("--optimizer", "adam", "--json", budget="68MiB")
+    whole_step = figures(printed)["whole_step"]
+    assert whole_step["in_bytes"] >= 8 * MIB
+    assert 0 < whole_step["compute_share"] <= 1
+    _, printed, _ = plan("--optimizer", "adam", budget="68MiB")
+    assert "whole step" in printed
+    assert "x a device without a limit" in printed
+    assert "a step, to" in printed
+
+
+def test_a_step_of_several_micro_batches_takes_longer(plan: Plan) -> None:
+    once, twice = (
+        figures(plan("--optimizer", "adam", "--json", "--micro-batches", count)[1])["step_seconds"]
+        for count in ("1", "2")
+    )
+    assert 1.5 * once < twice < 2.5 * once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "message"),
+    [
+        (["--optimizer", "adamm"], "program.json", "unknown optimizer 'adamm'; known are"),
+        (["--micro-batches", "2"], "program.json", "give --optimizer"),
+        (["--clip-norm"], "program.json", "give --optimizer"),
+        (["--optimizer", "adam", "--micro-batches", "0"], "program.json", "must be at least 1, not 0"),
+        (["--optimizer", "adam"], "untrained.json", "does not say which gradients"),
+        (["--optimizer", "adam", "--policy", "tflms"], "program.json", "moves activations only"),
+    ],
+)
+def test_errors_say_what_to_give(plan: Plan, arguments: list[str], file: str, message: str) -> None:
+    code, _, error = plan(*arguments, file=file)
+    assert code == 2
+    assert message in error
