@@ -12,19 +12,21 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.compact import to_json
+from benchmarks.unet3d.ending import run_to_end
 from benchmarks.unet3d.files import write_text
 from benchmarks.whole_step.block_swap import plan_block_swap
 from benchmarks.whole_step.decoders import SIZES, maker
 from lmswap import dry_run
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.training_step import optimizer_called, training_step
-from lmswap.errors import LmswapError, PlanInfeasible
+from lmswap.errors import PlanInfeasible
 from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
@@ -47,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budgets", nargs="+", default=["24GiB"])
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
+    return run_to_end("whole step", partial(plan_rows, options))
+
+
+def plan_rows(options: argparse.Namespace) -> int:
+    """Plan, print and store one row for each model, batch, machine and budget; return the exit code."""
     rows = json.loads(options.output.read_text()) if options.output.exists() else {}
     for model in options.models:
         for batch in options.batches:
@@ -97,7 +104,4 @@ def _row(step: Program, machine_name: str, budget_bytes: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except LmswapError as error:
-        sys.exit(str(error))
+    sys.exit(main())

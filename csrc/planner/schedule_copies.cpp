@@ -211,7 +211,7 @@ inline void CopyScheduler::queue_swap_outs(int at) {
     const int number = by_earliest_out_[next_eligible_];
     if (swaps_[number].starts_offloaded) continue;
     if (swaps_[number].last_use < 0) {
-      idle_at_start_.push_back(number);
+      push(idle_at_start_, number, std::less<>());
     } else {
       push(eligible_, number, idle_later());
     }
@@ -226,8 +226,7 @@ inline void CopyScheduler::queue_swap_outs(int at) {
 // Queues, of the buffers that are idle since the step's start, the one needed last; returns false if there is none.
 bool CopyScheduler::queue_swap_out_of_start(int at) {
   while (!idle_at_start_.empty()) {
-    const int number = idle_at_start_.back();
-    idle_at_start_.pop_back();
+    const int number = pop(idle_at_start_, std::less<>());
     if (swaps_[number].is_cancelled || swaps_[number].next_use <= at) continue;
     queue_swap_out(number, at);
     return true;

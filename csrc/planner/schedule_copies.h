@@ -100,7 +100,7 @@ class CopyScheduler {
   std::vector<Bytes> min_bytes_;      // by run, with all swapped buffers non-resident
   Curve reserved_;                    // the same, with prefetched and cancelled ones from then on
   std::vector<int> eligible_;         // heap of swaps that may be queued out: first idle on top
-  std::vector<int> idle_at_start_;    // swaps not queued out of buffers idle since the step's start: last needed last
+  std::vector<int> idle_at_start_;    // heap of swaps of buffers idle since the step's start: last needed on top
   // Swaps queued out. Those that were released or cancelled since are still there, and are skipped by searches.
   std::vector<int> outgoing_;    // in order of their copies; from next_outgoing_ on they have not ended
   std::vector<int> copied_out_;  // heap of swaps copied out that may still be in use: first idle on top

@@ -85,6 +85,15 @@ class Swap:
         """Whether the buffer is non-resident at the end of a step of ``num_ops`` ops, and so at its start."""
         return self.release <= num_ops <= self.in_start
 
+    def absences(self, num_ops: int) -> Iterator[tuple[int, int]]:
+        """Yield the positions [start, stop) of a step of ``num_ops`` ops in which the buffer is non-resident."""
+        if self.crosses_end(num_ops):
+            yield 0, self.in_start - num_ops
+            yield self.release, num_ops
+        else:
+            step_start = self.release // num_ops * num_ops
+            yield self.release - step_start, self.in_start - step_start
+
     def actions(self, num_ops: int) -> Iterator[tuple[int, SwapAction]]:
         """Yield the position of each action in a step of ``num_ops`` ops: those of the next step count from its start.
 

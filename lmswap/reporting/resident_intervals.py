@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from lmswap.analyze.liveness import live_ranges
-from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
@@ -31,14 +31,15 @@ def resident_intervals(
     clock = predicted
     if measured is not None and (as_measured := _measured_op_starts(runs.program, predicted, measured)) is not None:
         begins, clock = as_measured, measured
-    swaps_of: dict[int, list[Swap]] = defaultdict(list)
-    for swap in sorted(plan.swaps, key=lambda swap: swap.release):
-        swaps_of[swap.buffer].append(swap)
+    absences: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for swap in plan.swaps:
+        absences[swap.buffer] += swap.absences(len(runs.program.ops))
     found: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for buffer, live in live_ranges(runs.program).items():
-        edges = [live.start, *(edge for swap in swaps_of[buffer] for edge in (swap.release, swap.in_start)), live.stop]
-        times = [begins[edge] for edge in edges]
-        found[runs.buffers[buffer]] += zip(times[::2], times[1::2], strict=True)
+        edges = [live.start, *(edge for absence in sorted(absences[buffer]) for edge in absence), live.stop]
+        found[runs.buffers[buffer]] += (
+            (begins[start], begins[stop]) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop
+        )
     return {buffer: tuple(sorted(times)) for buffer, times in found.items()}, clock.source
 
 

@@ -24,6 +24,7 @@ MEASURING = {
     "judge.__main__": ("judge_network", []),
     "peers.__main__": ("run_model", []),
     "programs.__main__": ("replay", ["--quick"]),
+    "whole_step.__main__": ("plan_rows", []),
     "soak": ("_no_memory", ["--steps", "1"]),  # in the middle of a step
 }
 # Tested in tests/benchmarks/test_first_hour.py and unet3d/test_commands.py; the third reads a file.

@@ -75,6 +75,13 @@ def test_what_does_not_fit_is_swapped_over_the_link(plan: Plan) -> None:
     assert "a step, to" in printed
 
 
+def test_the_page_shows_what_is_swapped_over_the_step_end(plan: Plan, tmp_path: Path) -> None:
+    code, printed, error = plan("--optimizer", "adam", "--json", "--html", "step.html", budget="68MiB")
+    assert code == 0, error
+    assert any(swap["first_use"] >= 5 for swap in figures(printed)["plan"]["swaps"])  # of five ops, the update included
+    assert "adam of W" in (tmp_path / "step.html").read_text()
+
+
 def test_a_step_of_several_micro_batches_takes_longer(plan: Plan) -> None:
     once, twice = (
         figures(plan("--optimizer", "adam", "--json", "--micro-batches", count)[1])["step_seconds"]

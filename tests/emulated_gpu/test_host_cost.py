@@ -60,7 +60,8 @@ def test_a_swap_takes_few_driver_calls(compiler, late_seconds, emulated_gpu):
     few, num_few = counted(emulated_gpu, 32 * KIB, **options)
     assert num_few < num_many
     many.subtract(few)
-    calls = {symbol: number / (num_many - num_few) for symbol, number in many.items() if number}
+    # What a late device adds, a poll in ten swaps, is not part of each swap.
+    calls = {symbol: round(number / (num_many - num_few)) for symbol, number in many.items() if number}
     assert sum(calls.values()) <= 12, calls
 
 

@@ -24,13 +24,14 @@ from tests.rewrite.random_recomputes import recompute_all
 MIB = 2**20
 
 
-def train(case, *, policy="none", **options):
-    """Losses and gradients of three steps, and the model, which is enabled."""
+def train(case, *, policy="none", num_steps=3, before_step=lambda: None, **options):
+    """Losses and gradients of all steps, and the model, which is enabled."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = lmswap.enable(case.make().cuda(), policy=policy, min_swap_bytes=4096, **options)
     results = []
-    for _ in range(3):
+    for _ in range(num_steps):
+        before_step()
         loss = case.loss(model(case.batch().cuda()))
         loss.backward()
         results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
@@ -166,8 +167,9 @@ UNREPEATABLE = {
 def test_ops_that_are_not_bitwise_repeatable_are_not_recomputed(kind, is_seen, emulated_gpu, monkeypatch):
     monkeypatch.setattr("lmswap.session.plan_store.PlanCache.read", lambda cache, program: None)
     case, name = UNREPEATABLE[kind]
-    emulated_gpu.configure_kernels(**{kind: True})
-    plain, expected = train(case)
+    # How often ops are timed in the first steps depends on the machine's load, and with it the order of later sums.
+    how = {"num_steps": 6, "before_step": lambda: emulated_gpu.configure_kernels(**{kind: True})}
+    plain, expected = train(case, **how)
     lmswap.disable(plain)
     if not is_seen:  # as if every op repeated its bits
         monkeypatch.setattr(OpProfiler, "is_deterministic", lambda meter, node: True)
@@ -175,13 +177,13 @@ def test_ops_that_are_not_bitwise_repeatable_are_not_recomputed(kind, is_seen, e
         "tests.rewrite.random_planner.random_recomputes", lambda program, rng, share: recompute_all(program)
     )
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
-    emulated_gpu.configure_kernels(**{kind: True})
-    model, found = train(case)
+    model, found = train(case, **how)
     ops = [op for op in lmswap.program(model).ops if name in op.target and "backward" not in op.target]
     assert ops
     assert all(op.is_repeatable == (not is_seen) for op in ops)
     assert lmswap.report(model).recomputed_bytes > 0
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) == is_seen
+    last = len(expected) // how["num_steps"]
+    assert all(torch.equal(a, b) for a, b in zip(found[-last:], expected[-last:], strict=True)) == is_seen
     lmswap.disable(model)
 
 

@@ -264,3 +264,10 @@ def test_no_plan_of_a_random_cyclic_step_is_faster_than_its_bound(step: Step, sp
     assert plan.certificate.seconds <= min([plan.predicted_seconds, *possible]) * (1 + 1e-9)
     # Of 300 such steps 6 took over 3 % more, 14 % at most.
     assert plan.predicted_seconds <= 1.15 * min(possible, default=plan.predicted_seconds)
+
+
+def test_a_swap_is_absent_in_the_parts_of_the_step_before_and_after_its_end() -> None:
+    over_end = Swap(0, "host", 0, None, release=3, in_start=5, first_use=6)
+    assert [*over_end.absences(4)] == [(0, 1), (3, 4)]
+    assert [*replace(over_end, release=5, in_start=6, first_use=7).absences(4)] == [(1, 2)]
+    assert [*replace(over_end, release=1, in_start=2, first_use=3).absences(4)] == [(1, 2)]
