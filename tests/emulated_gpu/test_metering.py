@@ -15,7 +15,7 @@ from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.op_costs.trials import seconds_by_events
 from lmswap.errors import DriverError
 from lmswap.hardware.memory import device_memory
-from lmswap.runtime.engine import SwapEngine
+from lmswap.runtime.recorder import Recorder
 from tests.capture.captured import Recording, capture
 from tests.models import Case
 from tests.rewrite.random_planner import plan_at_random
@@ -227,16 +227,16 @@ def test_the_host_s_time_for_queueing_an_op_is_not_the_op_s(emulated_gpu):
 
 def test_host_bound_ops_are_timed_as_they_run(emulated_gpu, monkeypatch):
     kernel_seconds, mark_seconds = 1e-3, 4e-3
-    mark = SwapEngine.mark
+    mark = Recorder._mark
 
-    def slow_mark(engine):
+    def slow_mark(recorder):
         time.sleep(mark_seconds)
-        return mark(engine)
+        return mark(recorder)
 
     emulated_gpu.configure_compute(latency_seconds=kernel_seconds)
     model = nn.Sequential(nn.Linear(8, 8), *(nn.Tanh() for _ in range(20))).cuda()
     lmswap.enable(model, policy="none")
-    monkeypatch.setattr(SwapEngine, "mark", slow_mark)
+    monkeypatch.setattr(Recorder, "_mark", slow_mark)
     for _ in range(4):
         model(torch.ones(8, 8, device="cuda")).sum().backward()
     step = api._session(model).current_step()
