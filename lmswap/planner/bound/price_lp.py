@@ -11,6 +11,9 @@ from lmswap.planner.bound.dual import BufferVersions, Dual, Floats, Ints, Prices
 # Of similar versions; the smallest are left out. With 80 the program takes two to four times as long (ResNet-50: 0.4
 # to 0.8 s of a second for planning), and on the U-Nets, ResNet-50, GPT and ViT it proves no more.
 _MAX_CLASSES = 40
+# Each layer's weights idle at other cuts: where fewer classes leave most of them out, the bound of a cyclic step is the
+# sum of its ops (14 B parameters, 36 cuts, 40 classes).
+_MAX_CYCLIC_CLASSES = 400
 _SIMILARITY = 0.03  # versions are similar if they idle at the same cuts, at seconds per byte within about this share
 
 
@@ -19,8 +22,8 @@ def best_prices(dual: Dual, budget_bytes: int) -> Prices:
     return _PriceProgram(dual, float(max(budget_bytes, 1))).solve()
 
 
-def _merged(versions: BufferVersions) -> BufferVersions:
-    """Similar versions merged, largest first."""
+def _merged(versions: BufferVersions, max_classes: int) -> BufferVersions:
+    """Similar versions merged, the largest ``max_classes`` of them."""
     costs = np.stack([versions.nbytes, versions.out_seconds, versions.in_seconds, versions.recompute_seconds], axis=1)
     rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _SIMILARITY
     rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
@@ -28,7 +31,7 @@ def _merged(versions: BufferVersions) -> BufferVersions:
     _, member, kind = np.unique(key, axis=0, return_index=True, return_inverse=True)
     total = np.zeros((len(member), costs.shape[1]))
     np.add.at(total, kind.ravel(), costs)
-    largest = np.argsort(-total[:, 0], kind="stable")[:_MAX_CLASSES]
+    largest = np.argsort(-total[:, 0], kind="stable")[:max_classes]
     shown = member[largest]
     return BufferVersions(
         versions.made_in[shown], versions.is_idle[shown], versions.continues[shown], *total[largest].T
@@ -45,7 +48,7 @@ class _PriceProgram:
     def __init__(self, dual: Dual, byte_unit: float) -> None:
         self._dual, self._byte_unit = dual, byte_unit
         self._second_unit = float(dual.zone_seconds.sum() + dual.cut_seconds.sum()) or 1.0
-        self._versions = _merged(dual.versions)
+        self._versions = _merged(dual.versions, _MAX_CYCLIC_CLASSES if dual.is_cyclic else _MAX_CLASSES)
         self._num_variables = 0
         self._num_rows = 0
         self._entries: list[tuple[Ints, Ints, Floats]] = []
