@@ -34,10 +34,10 @@ def plan_block_swap(
         budget_bytes: of the step.
         min_swap_bytes: smaller weights stay.
     """
-    blocks = _blocks(program, min_swap_bytes)
+    blocks, uses = _blocks(program, min_swap_bytes), _uses(program)
     for count in range(len(blocks) + 1):
         chosen = [blocks[(2 * number + 1) * len(blocks) // (2 * count)] for number in range(count)]
-        swaps, num_bytes = assign_offsets(program, _swaps(program, chosen))
+        swaps, num_bytes = assign_offsets(program, _swaps(len(program.ops), uses, chosen))
         plan = Plan("block swap", budget_bytes, swaps, 0.0, 0, {"host": num_bytes})
         timeline = simulate(program, costs, machine, plan)
         if timeline.peak_bytes <= budget_bytes:
@@ -57,10 +57,9 @@ def _blocks(program: Program, min_swap_bytes: int) -> list[list[int]]:
     return [found[block] for block in sorted(found)]
 
 
-def _swaps(program: Program, blocks: list[list[int]]) -> list[Swap]:
+def _swaps(num_ops: int, uses_in_step: dict[int, list[int]], blocks: list[list[int]]) -> list[Swap]:
     """Swaps between the visits of each block, in order of need."""
-    num_ops = len(program.ops)
-    uses = {buffer: _around(_uses(program, buffer), num_ops) for block in blocks for buffer in block}
+    uses = {buffer: _around(uses_in_step[buffer], num_ops) for block in blocks for buffer in block}
     visits = _visits({number: sorted(u for b in block for u in uses[b]) for number, block in enumerate(blocks)})
     swaps = []
     for number, (start, _, block) in enumerate(visits):
@@ -80,8 +79,13 @@ def _swaps(program: Program, blocks: list[list[int]]) -> list[Swap]:
     return sorted(swaps, key=lambda swap: swap.first_use % num_ops)
 
 
-def _uses(program: Program, buffer: int) -> list[int]:
-    return [op.index for op in program.ops if buffer in (*op.reads, *op.writes)]
+def _uses(program: Program) -> dict[int, list[int]]:
+    """By buffer: the ops that use it."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for op in program.ops:
+        for buffer in {*op.reads, *op.writes}:
+            found[buffer].append(op.index)
+    return found
 
 
 def _around(positions: list[int], num_ops: int) -> list[int]:
