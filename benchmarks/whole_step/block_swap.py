@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
@@ -41,7 +42,7 @@ def plan_block_swap(
         plan = Plan("block swap", budget_bytes, swaps, 0.0, 0, {"host": num_bytes})
         timeline = simulate(program, costs, machine, plan)
         if timeline.peak_bytes <= budget_bytes:
-            return Plan("block swap", budget_bytes, swaps, timeline.seconds, timeline.peak_bytes, {"host": num_bytes})
+            return replace(plan, predicted_seconds=timeline.seconds, predicted_peak_bytes=timeline.peak_bytes)
     return None
 
 

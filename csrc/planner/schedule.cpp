@@ -15,8 +15,10 @@ std::uint64_t extend(std::uint64_t key, int what, int at) {
 }  // namespace
 
 Scheduler::Scheduler(const Step& step) : step_(step) {
-  for (const Lifetime lifetime : step.lifetime) {
-    resident_at_start_.push_back(lifetime == Lifetime::kTangent || lifetime == Lifetime::kPersistent);
+  for (int buffer = 0; buffer < step.num_buffers(); ++buffer) {
+    const bool is_persistent = step.is_persistent(buffer);
+    resident_at_start_.push_back(step.lifetime[buffer] == Lifetime::kTangent || is_persistent);
+    if (is_persistent) persistent_.push_back(buffer);
   }
   std::vector<int> uses_so_far(step.nbytes.size(), 0);
   for (int op = 0; op < step.num_ops(); ++op) {
@@ -53,8 +55,7 @@ bool Scheduler::build(const std::vector<Action>& actions, double max_recompute_s
   is_resident_ = resident_at_start_;
   pin_counts_.assign(num_buffers, 0);
   gap_.assign(step_.first_gap.begin(), step_.first_gap.end() - 1);
-  for (int buffer = 0; buffer < step_.num_buffers(); ++buffer) {
-    if (!step_.is_persistent(buffer)) continue;
+  for (const int buffer : persistent_) {
     newest_[buffer] = buffer;
     versions_[buffer] = {buffer, 0, -1, -1, false};
     if (step_.uses[buffer].size() == 0) continue;

@@ -89,6 +89,7 @@ class Scheduler {
   Schedule* out_ = nullptr;
   std::vector<Version> versions_;
   std::vector<int> newest_;              // by buffer: its version, or -1
+  std::vector<int> persistent_;          // buffers
   std::vector<char> resident_at_start_;  // by buffer: resident before any op
   std::vector<char> is_resident_;        // by buffer: not dropped for a recompute, nor yet to be computed
   std::vector<int> gap_;                 // by buffer: its current gap

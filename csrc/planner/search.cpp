@@ -259,18 +259,7 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
       if (nbytes == 0) continue;
       for (int number = 1; number < kNumActions; ++number) {
         const Action action = static_cast<Action>(number);
-        const bool is_again = action == Action::kSwapAgain || action == Action::kRecomputeAgain;
-        if (!allows(interval.gap, action) || action == now) continue;
-        if (step_.is_persistent(buffer) && interval.gap == step_.end_gap(buffer)) {
-          // What is swapped before its first use is resident after its last one.
-          const bool is_after_last_use = interval.last_use >= 0;
-          if (now == Action::kSwap || (now == Action::kSwapNext && !is_after_last_use)) continue;
-          if (action == Action::kSwapNext && is_after_last_use) continue;
-        } else {
-          // A swapped buffer that is resident here was prefetched early.
-          if (is_again != (evict_again || now != Action::kKeep)) continue;
-          if (now == Action::kSwapAgain || now == Action::kRecomputeAgain) continue;
-        }
+        if (!allows(interval.gap, action) || !evicts(interval, now, action, evict_again)) continue;
         double seconds = is_recompute(action) ? recompute_seconds(actions, buffer, 6)
                                               : swap_weight * copy_seconds_per_byte_ * static_cast<double>(nbytes);
         // Equal layers have equal prices: any of them may be the one to choose.
@@ -293,6 +282,21 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
     score = evaluate(actions, max_seconds);
   }
   return score;
+}
+
+// Whether `action` instead of `now` would evict a buffer from an interval in which it is resident.
+bool Search::evicts(const IdleInterval& interval, Action now, Action action, bool evict_again) const {
+  if (action == now) return false;
+  if (step_.is_persistent(interval.buffer) && interval.gap == step_.end_gap(interval.buffer)) {
+    // What is swapped before its first use is resident after its last one.
+    const bool is_after_last_use = interval.last_use >= 0;
+    if (action == Action::kSwapNext) return now == Action::kKeep && !is_after_last_use;
+    return now == Action::kKeep || (now == Action::kSwapNext && is_after_last_use);
+  }
+  // A swapped buffer that is resident here was prefetched early.
+  const bool is_again = action == Action::kSwapAgain || action == Action::kRecomputeAgain;
+  const bool was_again = now == Action::kSwapAgain || now == Action::kRecomputeAgain;
+  return is_again == (evict_again || now != Action::kKeep) && !was_again;
 }
 
 // Of recomputing a buffer and those of its inputs that are not resident.

@@ -73,6 +73,7 @@ class Search {
   SearchResult build_result();
   void start();
   void start_evenly();
+  [[nodiscard]] bool evicts(const IdleInterval& interval, Action now, Action action, bool evict_again) const;
   void improve();
   Score repair(std::vector<Action>& actions, double swap_weight, bool evict_again, int max_tries,
                double max_seconds = kAnySeconds);

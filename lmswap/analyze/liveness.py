@@ -32,10 +32,7 @@ class LiveRange:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gap:
-    """A stretch of at least one op between two uses of a buffer: ``after`` the one, ``before`` the other.
-
-    That of a persistent buffer over the step's end has a ``before`` of the next step: its op plus the number of ops.
-    """
+    """A stretch of at least one op between two uses of a buffer: ``after`` the one, ``before`` the other."""
 
     buffer: int
     after: int

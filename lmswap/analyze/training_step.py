@@ -8,6 +8,7 @@ Nothing that a micro-batch returns is kept beyond its last use there: the loop a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,20 +16,18 @@ from lmswap.errors import OptionError
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 
-# Consecutive parameters of fewer bytes in all, gradients and state included, are updated by one op.
+# Parameters of fewer bytes in all, gradients and state included, are updated by one op.
 CHUNK_BYTES = 2**28
+# By element, of the copy in full precision that a parameter of fewer than four bytes has besides an optimizer's state.
+_MASTER_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer keeps for each element of a parameter, and its work there.
-
-    ``master_bytes`` are of the copy in full precision that a parameter of fewer than four bytes has besides.
-    """
+    """What an optimizer keeps for each element of a parameter, and its work there."""
 
     name: str
     state_bytes: int
-    master_bytes: int = 4
     flops: int = 12
 
 
@@ -106,15 +105,13 @@ class _Step:
     def _state_of(self, parameter: int) -> int | None:
         assert self._optimizer is not None
         nbytes, count = self._program.buffers[parameter].nbytes, self._elements(parameter)
-        each = self._optimizer.state_bytes + (self._optimizer.master_bytes if nbytes < 4 * count else 0)
+        each = self._optimizer.state_bytes + (_MASTER_BYTES if nbytes < 4 * count else 0)
         name = f"{self._optimizer.name} of {self._names[parameter]}"
         return self._new(each * count, BufferKind.OPTIMIZER_STATE, name) if each else None
 
     def _elements(self, buffer: int) -> int:
-        found, value = 1, self._value_of.get(buffer)
-        for size in value.shape if value is not None else (self._program.buffers[buffer].nbytes // 4,):
-            found *= size
-        return found
+        value = self._value_of.get(buffer)
+        return math.prod(value.shape) if value is not None else self._program.buffers[buffer].nbytes // 4
 
     def _new(self, nbytes: int, kind: BufferKind, name: str, like: int | None = None) -> int:
         made = len(self._buffers)

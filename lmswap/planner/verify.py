@@ -36,12 +36,10 @@ from lmswap.errors import PlanInvalid
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
-from lmswap.ir.program import BufferKind, Program, Segment
+from lmswap.ir.program import Buffer, BufferKind, Program, Segment
 from lmswap.ir.schedule import Schedule, schedule
 
 _PAGE_BYTES = 4096
-_PERSISTENT = (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE)
-_MOVED = (BufferKind.ACTIVATION, BufferKind.SUMMED_GRADIENT, *_PERSISTENT)
 
 
 def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> None:
@@ -160,9 +158,9 @@ def _check_contents(program: Program, runs: Schedule) -> None:
 def _check_buffer(program: Program, machine: Machine, swap: Swap) -> None:
     if not 0 <= swap.buffer < len(program.buffers):
         raise PlanInvalid("buffers", f"the program has {len(program.buffers)} buffers", buffer=swap.buffer)
-    kind = program.buffers[swap.buffer].kind
-    if kind not in _MOVED:
-        raise PlanInvalid("buffers", f"its kind is '{kind}', it is visible outside the step", buffer=swap.buffer)
+    buffer = program.buffers[swap.buffer]
+    if not buffer.is_swappable:
+        raise PlanInvalid("buffers", f"its kind is '{buffer.kind}', it is visible outside the step", buffer=swap.buffer)
     if swap.tier not in [tier.name for tier in machine.tiers]:
         raise PlanInvalid("buffers", f"machine '{machine.name}' has no tier '{swap.tier}'", buffer=swap.buffer)
 
@@ -346,7 +344,7 @@ def _check_capacity(
 ) -> int:
     change = [0] * (len(program.ops) + 1)  # of resident bytes, by position
     for buffer in program.buffers:
-        start, stop = _lifetime(segments, buffer.kind, uses[buffer.id])
+        start, stop = _lifetime(segments, buffer, uses[buffer.id])
         change[start] += buffer.nbytes
         change[stop] -= buffer.nbytes
     for swap in plan.swaps:
@@ -365,10 +363,11 @@ def _check_capacity(
     return peak_bytes
 
 
-def _lifetime(segments: Sequence[Segment], kind: BufferKind, uses: list[int]) -> tuple[int, int]:
-    if kind in _PERSISTENT:
+def _lifetime(segments: Sequence[Segment], buffer: Buffer, uses: list[int]) -> tuple[int, int]:
+    kind = buffer.kind
+    if buffer.is_persistent:
         return 0, len(segments)
-    if not uses or kind in (BufferKind.PARAMETER, BufferKind.INPUT):
+    if not uses or buffer.is_resident:
         return 0, 0
     if kind is BufferKind.TANGENT:
         return segments[uses[0]].start, segments[uses[-1]].stop

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from lmswap.ir.program import Program
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+_Number = TypeVar("_Number", np.int64, np.float64)
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,14 @@ class Dual:
         compute = self.zone_seconds @ self._run(prices.out, prices.into) + self.cut_seconds @ self._run(*at_cut)
         return float(compute - self.idle_budget_bytes @ prices.memory) + self._versions_seconds(prices)
 
+    def by_cut(self, values: NDArray[_Number]) -> NDArray[_Number]:
+        """``values`` of the step's cuts at the cuts that versions live through."""
+        return np.append(values, values) if self.is_cyclic else values
+
+    def by_zone(self, values: NDArray[_Number]) -> NDArray[_Number]:
+        """``values`` of the step's zones in the zones that versions live through."""
+        return np.append(values, values[1:]) if self.is_cyclic else values
+
     def _run(self, out: Floats, into: Floats) -> Floats:
         """The price of compute's time."""
         return np.minimum(1.0, (1 - out - into) / self.compute_factor)
@@ -167,13 +177,8 @@ class Dual:
 
         Each is resident in a zone, without or with a host copy, or non-resident at a cut, dropped or copied.
         """
-        of = self.versions
-        if self.is_cyclic:
-            prices = Prices(
-                np.tile(prices.memory, 2),
-                np.append(prices.out, prices.out[1:]),
-                np.append(prices.into, prices.into[1:]),
-            )
+        of, by_zone = self.versions, self.by_zone
+        prices = Prices(self.by_cut(prices.memory), by_zone(prices.out), by_zone(prices.into))
         run = self._run(prices.out, prices.into)
         resident, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):

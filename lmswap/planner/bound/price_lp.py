@@ -111,11 +111,8 @@ class _PriceProgram:
         out_seconds, in_seconds, recompute_seconds = (
             each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)
         )
-        memory, out, into, run = self._memory, self._out, self._into, self._run
-        out_at_cut, in_at_cut = self._out_at_cut, self._in_at_cut
-        if self._dual.is_cyclic:
-            memory, out_at_cut, in_at_cut = (np.append(each, each) for each in (memory, out_at_cut, in_at_cut))
-            out, into, run = (np.append(each, each[1:]) for each in (out, into, run))
+        memory, out_at_cut, in_at_cut = map(self._dual.by_cut, (self._memory, self._out_at_cut, self._in_at_cut))
+        out, into, run = map(self._dual.by_zone, (self._out, self._into, self._run))
         exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
         swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.recompute_seconds)[:, None]
         for here in (resident, with_copy):

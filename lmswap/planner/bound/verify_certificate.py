@@ -49,8 +49,6 @@ from lmswap.ir.program import BufferKind, Program
 from lmswap.planner.verify import unguarded_buffers
 
 _TOLERANCE = 1e-9
-_PERSISTENT = (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE)
-_IN_STEP = (BufferKind.ACTIVATION, BufferKind.SUMMED_GRADIENT)
 
 
 def verify_certificate(
@@ -120,7 +118,8 @@ def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Bu
     for op in program.ops:
         for buffer in {*op.reads, *op.writes}:
             is_idle = last_use.get(buffer, op.index) < op.index - 1
-            if is_idle and program.buffers[buffer].kind in _IN_STEP and program.buffers[buffer].nbytes:
+            kept = program.buffers[buffer]
+            if is_idle and kept.is_swappable and not kept.is_persistent and kept.nbytes:
                 gaps.setdefault((buffer, last_write[buffer]), []).append((last_use[buffer], op.index))
             last_use[buffer] = op.index
         last_write.update(dict.fromkeys(op.writes, op.index))
@@ -141,7 +140,7 @@ def _persistent_versions(program: Program, min_swap_bytes: int) -> list[_BufferV
     num_ops = len(program.ops)
     versions = []
     for buffer in program.buffers:
-        if buffer.kind not in _PERSISTENT or buffer.nbytes < max(min_swap_bytes, 1):
+        if not buffer.is_persistent or buffer.nbytes < max(min_swap_bytes, 1):
             continue
         uses = [op.index for op in program.ops if buffer.id in (*op.reads, *op.writes)]
         writes = [op.index for op in program.ops if buffer.id in op.writes]
@@ -182,8 +181,7 @@ def _repeatable(program: Program) -> set[int]:
         if op.is_repeatable
         and all(first_use[buffer] == op.index == last_write[buffer] for buffer in op.writes)
         and all(
-            (last_write.get(buffer, -1) < op.index or program.buffers[buffer].kind in _PERSISTENT)
-            and buffer not in unguarded
+            (last_write.get(buffer, -1) < op.index or program.buffers[buffer].is_persistent) and buffer not in unguarded
             for buffer in op.reads
         )
     }
@@ -202,12 +200,12 @@ def _min_resident_bytes(program: Program, costs: OpCosts, versions: list[_Buffer
 
 def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
     """By buffer of the step: the ops [start, stop) during which it is resident when nothing is swapped."""
-    found = {b.id: (0, len(program.ops)) for b in program.buffers if b.kind in _PERSISTENT}
+    found = {b.id: (0, len(program.ops)) for b in program.buffers if b.is_persistent}
     for segment in program.segments:
         for op in program.ops[segment.start : segment.stop]:
             for buffer in {*op.reads, *op.writes}:
                 kind = program.buffers[buffer].kind
-                if kind in (BufferKind.PARAMETER, BufferKind.INPUT, *_PERSISTENT):
+                if program.buffers[buffer].is_resident or program.buffers[buffer].is_persistent:
                     continue
                 start, stop = op.index, op.index + 1
                 if kind is BufferKind.TANGENT:
