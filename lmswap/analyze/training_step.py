@@ -16,8 +16,9 @@ from lmswap.errors import OptionError
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 
-# Parameters of fewer bytes in all, gradients and state included, are updated by one op.
-CHUNK_BYTES = 2**28
+# Bounds on what one op updates, parameters, gradients and state: bytes, and a share of those of all. The share bounds
+# the least budget of a small model, the bytes the number of ops of a large one.
+CHUNK_BYTES, CHUNK_SHARE = 2**28, 1 / 32
 # By element, of the copy in full precision that a parameter of fewer than four bytes has besides an optimizer's state.
 _MASTER_BYTES = 4
 
@@ -184,12 +185,13 @@ class _Step:
 
     def _chunks(self) -> Iterator[list[int]]:
         """Yield gradients of consecutive parameters, in the order in which the backward makes them final."""
+        max_bytes = min(CHUNK_BYTES, CHUNK_SHARE * sum(buffer.nbytes for buffer in self._buffers if buffer.is_shared))
         made = {buffer: op.index for op in self._program.ops for buffer in op.writes if buffer in self._parameter_of}
         chunk: list[int] = []
         held = 0
         for gradient in sorted(made, key=lambda gradient: made[gradient]):
             nbytes = sum(self._buffers[buffer].nbytes for buffer in self._updated([gradient]))
-            if chunk and held + nbytes > CHUNK_BYTES:
+            if chunk and held + nbytes > max_bytes:
                 yield chunk
                 chunk, held = [], 0
             chunk.append(gradient)

@@ -8,7 +8,7 @@ import pytest
 
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.analyze.training_step import Optimizer, optimizer_called, training_step
+from lmswap.analyze.training_step import CHUNK_BYTES, Optimizer, optimizer_called, training_step
 from lmswap.errors import OptionError
 from lmswap.ir.program import BufferKind, Program
 from lmswap.planner import make_plan
@@ -77,20 +77,50 @@ def test_gradients_are_summed_over_the_micro_batches() -> None:
 
 def test_updates_follow_the_last_use_of_weight_and_gradient_in_the_last_backward() -> None:
     program = whole(2)
-    [update] = [op for op in program.ops if op.target == "lmswap.adamw"]
-    assert names(program)[-2:] == ["sum V.grad", update.name]
+    updates = ["adamw of 1 from W.grad", "adamw of 1 from V.grad"]  # gv reads W
+    assert names(program)[-5:] == ["sum W.grad", "gv", "sum V.grad", *updates]
     assert program.segments[-1].phase == "backward"
 
 
 def test_clipping_by_norm_makes_updates_wait_for_all_gradients() -> None:
     program = whole(2, clip_norm=True)
     assert program.segments[-1].phase == "update"
-    assert [name.split()[0] for name in names(program, "update")] == ["norm", "norm", "adamw"]
+    assert [name.split()[0] for name in names(program, "update")] == ["norm", "norm", "adamw", "adamw"]
 
 
-def test_large_parameters_are_updated_by_ops_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmswap.analyze.training_step.CHUNK_BYTES", 1)
-    assert [op.target for op in whole(clip_norm=True).ops].count("lmswap.adamw") == 2
+def of_layers(*nbytes: int) -> Program:
+    """A whole step of layers of ``nbytes`` of parameters each; with gradients and Adam's state it is 4 times that."""
+    layers = range(len(nbytes))
+    text = ["forward"] + [f"f{n} 1: a{n} W{n} -> a{n + 1}" for n in layers]
+    text += ["backward"] + [f"b{n} 1: t{n + 1} W{n} a{n} -> t{n} dW{n}" for n in reversed(layers)]
+    sizes = {name: size for n, size in enumerate(nbytes) for name in (f"W{n}", f"dW{n}")}
+    gradients = " ".join(f"dW{n}" for n in layers)
+    step = build(
+        "\n".join(text), sizes=sizes, outputs=f"a{len(nbytes)}", tangents=f"t{len(nbytes)}", gradients=gradients
+    )
+    pairs = tuple((step.id(f"W{n}"), step.id(f"dW{n}")) for n in layers)
+    values = (replace(v, shape=(step.program.buffers[v.buffer].nbytes // 4,)) for v in step.program.values)
+    program = replace(step.program, values=tuple(values), gradients=pairs)
+    return training_step(program, optimizer_called("adam"), clip_norm=True)
+
+
+def updated_bytes(program: Program) -> list[int]:
+    updates = (op for op in program.ops if op.target == "lmswap.adam")
+    return [sum(program.buffers[buffer].nbytes for buffer in op.reads) for op in updates]
+
+
+def test_small_models_are_updated_in_shares_of_their_state() -> None:
+    chunks = updated_bytes(of_layers(*[100] * 96))
+    assert chunks == [3 * 400] * 32  # of 96 x 400
+
+
+def test_large_models_are_updated_in_chunks_of_a_fixed_size() -> None:
+    chunks = updated_bytes(of_layers(*[2**25] * 96))
+    assert chunks == [CHUNK_BYTES] * 48
+
+
+def test_parameters_larger_than_a_chunk_are_updated_by_ops_of_their_own() -> None:
+    assert sorted(updated_bytes(of_layers(1000, 12, 12, 12, 2000))) == [3 * 48, 4000, 8000]
 
 
 def test_optimizers_without_state_keep_none() -> None:
