@@ -265,8 +265,13 @@ def program(model: nn.Module) -> Program:
     return _session(model).plans.described(_planned(model))
 
 
-def dry_run(make_model: Callable[[], nn.Module], *inputs: Any, device: str | torch.device | None = None) -> Program:
-    """Capture a training step without the memory of its model: no op runs, and no tensor has bytes.
+def dry_run(
+    make_model: Callable[[], nn.Module],
+    *inputs: Any,
+    device: str | torch.device | None = None,
+    forward_only: bool = False,
+) -> Program:
+    """Capture a step without the memory of its model: no op runs, and no tensor has bytes.
 
     The program is the one that `program` returns after the first step of the same model, up to what only measurements
     show: strides that torch traces wrongly, scratch memory, and ops whose results differ from run to run. Its budget
@@ -279,7 +284,8 @@ def dry_run(make_model: Callable[[], nn.Module], *inputs: Any, device: str | tor
         make_model: returns the model, and is called with torch's fake tensors. A model that returns its loss has the
             loss in the program; else the loss takes what `enable` assumes: three fp32 tensors of the outputs' size.
         *inputs: the model's arguments; of tensors only shape, strides and dtype count.
-        device: where the model trains, as operators differ by device; None: a GPU if torch can use one, else the CPU.
+        device: where the model runs, as operators differ by device; None: a GPU if torch can use one, else the CPU.
+        forward_only: capture a forward in eval mode without gradients, not a training step.
 
     Returns:
         The program; ``gradients`` has the parameters that are trained, by their names in ``buffers``.
@@ -288,7 +294,8 @@ def dry_run(make_model: Callable[[], nn.Module], *inputs: Any, device: str | tor
         OptionError: no module is made, or torch cannot use the device.
         CaptureError: the model's code needs values, or saves large tensors outside of captured graphs.
     """
-    return capture_step(make_model, inputs, default_device() if device is None else torch.device(device))
+    device = default_device() if device is None else torch.device(device)
+    return capture_step(make_model, inputs, device, forward_only=forward_only)
 
 
 def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""Captures the training step of a model that is never allocated: no op runs, and no tensor has bytes.
+"""Captures the step of a model that is never allocated: no op runs, and no tensor has bytes.
 
 The model is made, and called once, with torch's fake tensors. What torch compiles of it is lowered as for a model that
 trains; instead of its graphs, results without bytes are returned, so that the code around them goes on.
@@ -45,13 +45,16 @@ def capture_step(
     make_model: Callable[[], nn.Module],
     inputs: Sequence[Any] | Callable[[nn.Module], Sequence[Any]],
     device: torch.device,
+    *,
+    forward_only: bool = False,
 ) -> Program:
-    """Capture one training step, as `lmswap.dry_run` describes it.
+    """Capture one step, as `lmswap.dry_run` describes it.
 
     Args:
         make_model: called with fake tensors.
         inputs: the model's positional arguments, or a function that makes them for the model.
         device: on which the model is made; its operators are traced.
+        forward_only: in eval mode and without gradients.
 
     Raises:
         OptionError: the function returns no module, or torch cannot use the device.
@@ -68,7 +71,7 @@ def capture_step(
             "a GPU's operators can be traced only where torch can use a GPU, of any size: autograd selects a stream on "
             "it also for tensors without memory. Trace those of the CPU: device='cpu'"
         )
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.set_grad_enabled(not forward_only):
         with (
             _errors_named("the model cannot be made without its memory"),
             convertible_modules(mode),
@@ -77,12 +80,17 @@ def capture_step(
             model = make_model()
         if not isinstance(model, nn.Module):
             raise OptionError(f"what makes the model must return a torch.nn.Module, not {type(model).__name__}")
+        if forward_only:
+            model.eval()
         arguments = tree_map_only(Tensor, without_bytes, tuple(inputs(model) if callable(inputs) else inputs))
         name = type(model).__name__
         with reported(f"{name}, without its memory", "tracing"):
             programs = _capture(name, model, arguments)
-        if not any(program.gradients for program in programs):
-            raise CaptureError(f"{name} has no backward: no parameter that its outputs depend on requires a gradient")
+        if not forward_only and not any(program.gradients for program in programs):
+            raise CaptureError(
+                f"{name} has no backward: no parameter that its outputs depend on requires a gradient. Plan it with "
+                "forward_only=True or --forward-only"
+            )
         clear_fake_cache()
         return _with_fixed_memory(join(programs).program, programs, model)
 

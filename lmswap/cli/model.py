@@ -28,7 +28,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODULE:NAME",
-        help="plan a training step of the model that this function or class returns, imported from the current "
+        help="plan a step of the model that this function or class returns, imported from the current "
         "directory as by python -m and called without arguments; its tensors are never allocated",
     )
     parser.add_argument(
@@ -38,6 +38,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE[:DTYPE]",
         help='the inputs of --model: "2x4096", "1x4x192x192x192:bfloat16"; default dtype: int64 if the model begins '
         "with an embedding, else that of its first parameter",
+    )
+    parser.add_argument(
+        "--forward-only", action="store_true", help="plan the forward of --model alone, in eval mode without gradients"
     )
     parser.add_argument("--save", metavar="FILE", help="write the program of --model, to plan it again")
 
@@ -59,7 +62,10 @@ def trace_model(options: argparse.Namespace, machine: Machine) -> tuple[Program,
     is_of_cpu = machine.tiers[0].name in _ON_DISK
     device = torch.device("cpu" if is_of_cpu or not torch.cuda.is_available() else "cuda")
     program = capture_step(
-        _import_maker(options.model), lambda model: [_without_values(model, device, *given) for given in inputs], device
+        _import_maker(options.model),
+        lambda model: [_without_values(model, device, *given) for given in inputs],
+        device,
+        forward_only=options.forward_only,
     )
     if options.save:
         try:

@@ -35,15 +35,18 @@ def add_step_options(parser: argparse.ArgumentParser) -> None:
 
 
 def whole_step(program: Program, options: argparse.Namespace) -> Program:
-    """Return ``program``, or with ``--optimizer`` that of the whole step.
+    """Return ``program``, or that of the whole step: with ``--optimizer``, and of a forward alone.
 
     Raises:
         OptionError: an unknown optimizer, options that need one, or a program without the gradients of parameters.
     """
+    is_forward = all(segment.phase == "inference" for segment in program.segments)
     if options.optimizer is None:
         if options.micro_batches is not None or options.clip_norm:
             raise OptionError("--micro-batches and --clip-norm are of an optimizer's step: give --optimizer, too")
-        return program
+        return training_step(program) if is_forward else program
+    if is_forward:
+        raise OptionError(f"{program.name} is a forward alone, which updates nothing: leave out --optimizer")
     optimizer = optimizer_called(options.optimizer)
     if not program.gradients:
         raise OptionError(

@@ -105,6 +105,20 @@ def test_the_program_equals_that_of_the_model_as_it_trains(name, tmp_path):
     assert Program.from_json(captured.to_json()) == captured
 
 
+def test_a_forward_alone_saves_nothing_for_a_backward():
+    program = lmswap.dry_run(lambda: Decoder(checkpoints=True), tokens(2, 8), device="cpu", forward_only=True)
+    assert [segment.phase for segment in program.segments] == ["inference"]
+    assert program.gradients == ()
+    parameters = [buffer.nbytes for buffer in program.buffers if buffer.kind is BufferKind.PARAMETER]
+    assert program.fixed.parameter_bytes == sum(parameters)
+    assert program.bytes_of(BufferKind.OUTPUT) == 4 * 2 * 8 * 64
+
+
+def test_a_forward_alone_is_in_eval_mode():
+    program = lmswap.dry_run(convolutions, torch.zeros(2, 3, 8, 8), device="cpu", forward_only=True)
+    assert not [op.target for op in program.ops if "rand" in op.target or "dropout" in op.target]
+
+
 def test_trained_parameters_are_those_with_gradients():
     program = lmswap.dry_run(Lora, torch.empty(4, 16, device="meta"), device="cpu")
     parameters = {buffer.name: buffer for buffer in program.buffers if buffer.kind is BufferKind.PARAMETER}

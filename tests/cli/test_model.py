@@ -16,6 +16,9 @@ from torch import nn
 def tokens():
     return nn.Sequential(nn.Embedding(8, 2**12), nn.Linear(2**12, 2**12))
 
+def layers():
+    return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+
 class Images(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(3, 4, 3))
@@ -75,6 +78,20 @@ def test_the_budget_counts_the_parameters(plan):
     code, _, error = plan("tokens", "--batch", "2x8", budget="100MiB")
     assert code == 2
     assert "64.1 MiB parameters" in error
+
+
+def test_a_forward_alone_swaps_weights(plan, capsys):
+    weight_bytes = 4 * 2**20
+    _, figures, _ = plan("layers", "--batch", "2x1024", "--forward-only", "--save", "program.json", budget="9MiB")
+    assert figures["whole_step"]["bytes"] == {"parameters": 4 * weight_bytes, "gradients": 0, "optimizer state": 0}
+    assert figures["whole_step"]["in_bytes"] >= 2 * weight_bytes
+    assert figures["whole_step"]["out_bytes"] == 0  # they are never written
+    assert figures["peak_bytes"] <= 9 * 2**20
+    assert entry.main(["plan", "program.json", "--machine", "machine.json", "--budget", "9MiB"]) == 0  # of a file, too
+    assert "16.00 MiB parameters" in capsys.readouterr().out
+    code, _, error = plan("layers", "--batch", "2x1024", "--forward-only", "--optimizer", "adam")
+    assert code == 2
+    assert "a forward alone, which updates nothing" in error
 
 
 @pytest.mark.parametrize(
