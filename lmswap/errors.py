@@ -57,9 +57,10 @@ class PlanInfeasible(LmswapError):
     """No plan of the policy fits the budget; states what is needed, in parts that add up, where, and what would fit.
 
     ``parts`` of ``needed_bytes`` are named as in reports, the last are the step's own tensors, of which at most
-    ``gradient_bytes`` are gradients; ``unit`` is the one that the budget was given in, and ``shares`` the given and the
-    needed per cent if it was a share. ``counted`` says what the budget counts, ``uncounted_bytes`` are of parameters
-    that it does not count. ``instead`` is an alternative, in words.
+    ``gradient_bytes`` are gradients, and of a whole step ``state_bytes`` parameters, gradients and optimizer state;
+    ``unit`` is the one that the budget was given in, and ``shares`` the given and the needed per cent if it was a
+    share. ``counted`` says what the budget counts, ``uncounted_bytes`` are of parameters that it does not count.
+    ``instead`` is an alternative, and ``note`` a remark on the step, in words.
     """
 
     def __init__(
@@ -77,8 +78,11 @@ class PlanInfeasible(LmswapError):
         counted: str = "",
         uncounted_bytes: int = 0,
         gradient_bytes: int = 0,
+        state_bytes: int = 0,
+        note: str = "",
     ) -> None:
         self.counted, self.uncounted_bytes, self.gradient_bytes = counted, uncounted_bytes, gradient_bytes
+        self.state_bytes, self.note = state_bytes, note
         self.budget_bytes, self.needed_bytes, self.where = budget_bytes, needed_bytes, where
         self.live, self.policy = live, policy
         self.parts, self.unit, self.shares, self.instead = parts, unit, shares, instead
@@ -100,6 +104,8 @@ class PlanInfeasible(LmswapError):
         largest = ", ".join(f"{name} {written(nbytes)}" for name, nbytes in live[:4])
         gradients, uncounted = written(gradient_bytes), written(uncounted_bytes)
         gradients = f" (gradients among them: up to {gradients})" if gradients != nothing else ""
+        if state_bytes:
+            gradients = f" (parameters, gradients and optimizer state among them: {written(state_bytes)})"
         uncounted = f". The parameters, {uncounted}, existed before and do not count" if uncounted != nothing else ""
         advice = [f"Give a budget of at least {least}", *([instead] if instead else ())]
         super().__init__(
@@ -108,6 +114,7 @@ class PlanInfeasible(LmswapError):
             + f" at {where}"
             + (f"; live there: {largest}" if largest else "")
             + f"{uncounted}. {', '.join(advice)}{self._batch()}."
+            + (f" The step was {note}." if note else "")
         )
 
     def _batch(self) -> str:
@@ -115,9 +122,9 @@ class PlanInfeasible(LmswapError):
         if not self.parts:
             return ", or a smaller batch or image"
         *others, (_, step_bytes) = self.parts
-        gradient_bytes = min(self.gradient_bytes, step_bytes)
-        left_bytes = self.budget_bytes - sum(nbytes for _, nbytes in others) - gradient_bytes
-        percent = 100 * left_bytes // max(1, step_bytes - gradient_bytes)
+        other_bytes = min(self.gradient_bytes + self.state_bytes, step_bytes)
+        left_bytes = self.budget_bytes - sum(nbytes for _, nbytes in others) - other_bytes
+        percent = 100 * left_bytes // max(1, step_bytes - other_bytes)
         if percent > 0:
             return f", or a smaller batch or image, of about {percent} % of this one"
         return "; a smaller batch or image cannot suffice, as all but the step's activations take more"
@@ -125,7 +132,7 @@ class PlanInfeasible(LmswapError):
     def but(self, **changes: Any) -> PlanInfeasible:
         """Return the same refusal with ``changes`` of its fields."""
         names = ["budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead"]
-        names += ["counted", "uncounted_bytes", "gradient_bytes"]
+        names += ["counted", "uncounted_bytes", "gradient_bytes", "state_bytes", "note"]
         return PlanInfeasible(**({name: getattr(self, name) for name in names} | changes))
 
 

@@ -5,45 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.table import Table
-from rich.text import Text
-
 from lmswap.cli.model import add_model_options, trace_model
-from lmswap.cli.whole_step import add_step_options, step_figures, step_rows, whole_step
+from lmswap.cli.whole_step import add_step_options, whole_step
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
 from lmswap.files import read_text
-from lmswap.ir.bytesize import (
-    SHARE,
-    format_bytes,
-    min_share_taken,
-    parse_budget,
-    parse_bytes,
-    parse_share,
-    unit_of,
-)
-from lmswap.ir.fixed_memory import FixedMemory
+from lmswap.ir.bytesize import format_bytes, parse_bytes
 from lmswap.ir.machine import Machine
-from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
-from lmswap.ir.timeline import Timeline
 from lmswap.planner import POLICIES
-from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.page import ENDING, write_page
-from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
+from lmswap.reporting.text import format_seconds, print_result
 
 if TYPE_CHECKING:
-    from lmswap.analyze.memory import StepMemory
     from lmswap.cli import Commands
+    from lmswap.cli.step_plan import StepPlan
 
 _Parsed = TypeVar("_Parsed")
-_WHOLE = "the unplanned peak"  # of which a budget may be a share
 
 
 def add_to(commands: Commands) -> None:
@@ -84,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
     """Plan, and print the plan or its figures."""
     from lmswap.analyze.cost import roofline
     from lmswap.analyze.memory import StepMemory
-    from lmswap.planner import simulate
+    from lmswap.cli.plan_text import plan_text
+    from lmswap.cli.step_plan import plan_step
 
     if options.ranks is not None or options.network is not None:
         command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
@@ -95,164 +79,41 @@ def run(options: argparse.Namespace) -> int:
     if (options.program is None) == (options.model is None):
         raise OptionError("plan takes either a program file or --model")
     if options.model is None:
-        program, operators = read_parsed(options.program, Program.from_json), ""
+        program, note = read_parsed(options.program, Program.from_json), ""
     else:
-        program, operators = trace_model(options, machine)
+        program, note = trace_model(options, machine)
     program = whole_step(program, options)
-    costs = roofline(program, machine)
-    memory, fixed = StepMemory(program, costs), program.fixed or FixedMemory()
-    budget_bytes = parse_step_budget(options.budget, memory, fixed)
     limits: dict[str, Any] = {
         "tier": options.tier or machine.tiers[0].name,
         "min_swap_bytes": min_swap_bytes,
     }
     if options.effort != 1:
         limits["effort"] = options.effort
-    started, note = time.perf_counter(), ""
+    memory = StepMemory(program, roofline(program, machine))
     try:
-        plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
-    except PlanInfeasible as error:
-        if (share := parse_share(options.budget, of=_WHOLE)) is None:
-            raise error.but(unit=unit_of(options.budget)) from None
-        min_share = error.parts[-1][1] / memory.peak.nbytes
-        if error.needed_bytes > machine.device_bytes:
-            instead = f"of which '{machine.name}' has {format_bytes(machine.device_bytes)}"
-            raise error.but(shares=(100 * share, 100 * min_share), instead=instead) from None
-        budget_bytes = error.needed_bytes
-        plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
-        note = min_share_taken(share, min_share, budget_bytes)
-    planning_seconds = time.perf_counter() - started
-    figures = plan_figures(program, plan, budget_bytes, planning_seconds)
-    if program.is_cyclic:
-        figures["whole_step"] = step_figures(program, costs, machine, plan)
+        step = plan_step(options.policy, memory, machine, options.budget, **limits)
+    except PlanInfeasible as refusal:
+        raise refusal.but(note=note) from None
     if page is not None:
-        _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
-    notes = "; ".join(filter(None, (operators, note)))
-    text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers, note=notes)
-    print_result(json.dumps(figures, indent=1) if options.json else text)
+        _write_page(page, step)
+    text = plan_text(step, all_buffers=options.all_buffers, note=note)
+    print_result(json.dumps(step.figures() | {"note": note}, indent=1) if options.json else text)
     return 0
 
 
-def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_bytes: int, **limits: Any) -> Plan:
-    """Plan under a budget that counts what `lmswap.enable` counted where the program was captured.
+def _write_page(path: Path, step: StepPlan) -> None:
+    from lmswap.planner import simulate
 
-    Raises:
-        PlanInfeasible: no plan fits; its parts are those that such a budget counts.
-        OptionError, TierError: see `make_plan`.
-    """
-    from lmswap.planner import KEEP_WHAT_FITS, make_plan
-
-    program, costs, peak_bytes = memory.program, memory.costs, memory.peak.nbytes
-    fixed = program.fixed or FixedMemory()
-
-    def plan(step_bytes: int) -> Plan:
-        return make_plan(policy, program, costs, machine, budget_bytes=step_bytes, **limits)
-
-    try:
-        return plan(budget_bytes - fixed.total_bytes())
-    except PlanInfeasible as error:
-        needs = [(error.needed_bytes + fixed.total_bytes(), error.needed_bytes, False)]
-        if policy in KEEP_WHAT_FITS:  # a plan that moves nothing has a smaller margin, and so may need less
-            needs.append((peak_bytes + fixed.total_bytes(is_unmoved=True), peak_bytes, True))
-        needed_bytes, needed_step_bytes, is_unmoved = min(needs)
-        if needed_bytes <= budget_bytes:
-            return plan(budget_bytes - fixed.total_bytes(is_unmoved=is_unmoved))
-        refusal = error.but(
-            budget_bytes=budget_bytes,
-            needed_bytes=needed_bytes,
-            parts=(*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", needed_step_bytes)),
-            counted=fixed.counted,
-            uncounted_bytes=fixed.uncounted_bytes,
-            gradient_bytes=program.gradient_bytes,
-        )
-        if is_unmoved:
-            peak = memory.peak
-            refusal = refusal.but(where=f"op {peak.op} {program.ops[peak.op].title}", live=peak.live)
-        raise refusal from None
-
-
-def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, machine: Machine) -> None:
-    title = f"{program.name} on {machine.name}: policy {plan.policy}"
+    program, plan = step.program, step.plan
+    predicted = simulate(program, step.memory.costs, step.machine, plan)
     summary = [
         ("peak of the step's tensors", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
         ("budget for the step's tensors", format_bytes(plan.budget_bytes)),
         ("step", f"{format_seconds(plan.predicted_seconds)} predicted"),
     ]
+    title = f"{program.name} on {step.machine.name}: policy {plan.policy}"
     decisions = buffer_decisions(program, plan, predicted)
     write_page(path, (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes, summary=summary)
-
-
-def parse_step_budget(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
-    """Parse a budget: bytes, or a share of the step's unplanned peak, plus the fixed memory."""
-    share = parse_share(text, of=_WHOLE)
-    if share is None:
-        return parse_budget(text, also=(SHARE,))
-    return fixed.total_bytes() + max(1, int(share * memory.peak.nbytes))
-
-
-def plan_figures(program: Program, plan: Plan, budget_bytes: int, planning_seconds: float) -> dict[str, Any]:
-    """Return what `--json` prints: schema "lmswap.plan/3", in bytes and seconds; peak and budget as in reports."""
-    fixed = program.fixed or FixedMemory()
-    decisions = buffer_decisions(program, plan)
-    nbytes = {kind: sum(row.nbytes for row in decisions if row.decision is kind) for kind in Decision}
-    return {
-        "schema": "lmswap.plan/3",
-        "program": program.name,
-        "policy": plan.policy,
-        "budget_bytes": budget_bytes,
-        "step_budget_bytes": plan.budget_bytes,
-        "peak_bytes": plan.predicted_peak_bytes + fixed.before_bytes + fixed.reserve_bytes,
-        "step_seconds": plan.predicted_seconds,
-        "lower_bound_seconds": plan.certificate.seconds if plan.certificate else 0.0,
-        "planning_seconds": planning_seconds,
-        "kept_bytes": nbytes[Decision.KEEP],
-        "swapped_bytes": nbytes[Decision.SWAP],
-        "recomputed_bytes": nbytes[Decision.RECOMPUTE],
-        "tier_bytes": plan.tier_bytes,
-        "plan": json.loads(plan.to_json()),
-    }
-
-
-def plan_text(
-    program: Program,
-    plan: Plan,
-    machine: Machine,
-    figures: dict[str, Any],
-    *,
-    all_buffers: bool = False,
-    note: str = "",
-) -> str:
-    """Return what is printed without `--json`."""
-    table = Table.grid(padding=(0, 2))
-    table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
-    table.add_row("machine", machine.name)
-    table.add_row("policy", f"{plan.policy}, planned in {format_seconds(figures['planning_seconds'])}")
-    table.add_row(
-        "peak", f"{format_bytes(figures['peak_bytes'])} of a budget of {format_bytes(figures['budget_bytes'])}"
-    )
-    table.add_row("budget", _counted_memory(program, plan, figures["budget_bytes"]))
-    if note:
-        table.add_row("note", note)
-    table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
-    table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
-    for row in step_rows(plan, figures["whole_step"]) if "whole_step" in figures else ():
-        table.add_row(*row)
-    explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
-    return render_text(table, Text(), explanation.tables())
-
-
-def _counted_memory(program: Program, plan: Plan, budget_bytes: int) -> str:
-    """Return what the budget counts."""
-    if program.fixed is None:
-        return "the step's tensors only: the file does not say what else the device holds"
-    fixed = program.fixed
-    is_unmoved = plan.budget_bytes == budget_bytes - fixed.total_bytes(is_unmoved=True)
-    parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", plan.budget_bytes))
-    total = " + ".join(f"{format_bytes(nbytes)} {what}" for what, nbytes in parts if nbytes)
-    if program.is_cyclic:
-        return f"{total}, with parameters, gradients and optimizer state"
-    counted = f": {fixed.counted}" if fixed.counted else ""
-    return f"{total}; counted as by lmswap.enable{counted}"
 
 
 def this_machine(tier: str | None) -> Machine:

@@ -13,9 +13,11 @@ import pytest
 
 from benchmarks.unet3d import __main__ as unet3d
 from lmswap.analyze.cost import roofline
+from lmswap.analyze.memory import StepMemory
 from lmswap.cli import entry
 from lmswap.cli.doctor import doctor_text
-from lmswap.cli.plan import plan_figures, plan_text
+from lmswap.cli.plan_text import plan_text
+from lmswap.cli.step_plan import StepPlan
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.survey import survey
 from lmswap.ir.machine import Tier
@@ -175,10 +177,11 @@ def test_a_plan_names_the_ten_largest_buffers_without_all_buffers(tmp_path, caps
 
 def test_figures_count_swapped_and_recomputed_bytes():
     plan = replace(PLAN, recomputes=(Recompute(1, 3),))  # relu is recomputed for its use in backward; conv is swapped
-    figures = plan_figures(PROGRAM, plan, 8 * MIB, planning_seconds=0.1)
+    step = StepPlan(StepMemory(PROGRAM, roofline(PROGRAM, MACHINE)), MACHINE, plan, 8 * MIB, planning_seconds=0.1)
+    figures = step.figures()
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars
-    assert "5.00 s: at most 10.0 % above the best possible" in plan_text(PROGRAM, plan, MACHINE, figures)
+    assert "5.00 s: at most 10.0 % above the best possible" in plan_text(step)
 
 
 def test_a_plan_can_be_looked_at_as_a_page(files, tmp_path, capsys):
@@ -266,7 +269,7 @@ def test_ctrl_c_is_one_line_and_the_exit_code_of_its_signal(files, monkeypatch, 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lmswap.planner.make_plan", interrupt)
+    monkeypatch.setattr("lmswap.cli.step_plan.make_plan", interrupt)
     assert plan(files, "--budget", "8MiB") == 130
     assert capsys.readouterr().err == "lmswap: interrupted\n"
 
@@ -310,7 +313,7 @@ def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
     def fail(*_, **__):
         raise PlanInfeasible(budget_bytes=MIB, needed_bytes=2 * MIB, where="op 3\nconv", policy="none")
 
-    monkeypatch.setattr("lmswap.planner.make_plan", fail)
+    monkeypatch.setattr("lmswap.cli.step_plan.make_plan", fail)
     assert issubclass(PlanInfeasible, LmswapError)
     assert plan(files, "--budget", "8MiB") == 2
     assert capsys.readouterr().err.count("\n") == 1

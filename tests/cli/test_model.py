@@ -83,9 +83,9 @@ def test_the_budget_counts_the_parameters(plan):
 def test_a_forward_alone_swaps_weights(plan, capsys):
     weight_bytes = 4 * 2**20
     _, figures, _ = plan("layers", "--batch", "2x1024", "--forward-only", "--save", "program.json", budget="9MiB")
-    assert figures["whole_step"]["bytes"] == {"parameters": 4 * weight_bytes, "gradients": 0, "optimizer state": 0}
-    assert figures["whole_step"]["in_bytes"] >= 2 * weight_bytes
-    assert figures["whole_step"]["out_bytes"] == 0  # they are never written
+    assert figures["whole_step"] == {"parameters": 4 * weight_bytes, "gradients": 0, "optimizer state": 0}
+    assert figures["copied_bytes"]["disk"]["in"] >= 2 * weight_bytes
+    assert figures["copied_bytes"]["disk"]["out"] == 0  # they are never written
     assert figures["peak_bytes"] <= 9 * 2**20
     assert entry.main(["plan", "program.json", "--machine", "machine.json", "--budget", "9MiB"]) == 0  # of a file, too
     assert "16.00 MiB parameters" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from lmswap.cli import entry
 from lmswap.ir.fixed_memory import FixedMemory
+from lmswap.ir.program import BufferKind, Program
 from tests.ir.build import build
 from tests.reporting.small_step import MACHINE
 
@@ -59,20 +61,56 @@ def test_a_budget_counts_parameters_gradients_and_state(plan: Plan) -> None:
     assert code == 0
     found = figures(printed)
     nbytes = {"parameters": 16 * MIB, "gradients": 16 * MIB, "optimizer state": 32 * MIB}
-    assert found["whole_step"]["bytes"] == nbytes
+    assert found["whole_step"] == nbytes
     assert 48 * MIB < found["peak_bytes"] <= 100 * MIB
     assert found["step_budget_bytes"] == 99 * MIB  # without what else the model holds
 
 
 def test_what_does_not_fit_is_swapped_over_the_link(plan: Plan) -> None:
     _, printed, _ = plan("--optimizer", "adam", "--json", budget="68MiB")
-    whole_step = figures(printed)["whole_step"]
-    assert whole_step["in_bytes"] >= 8 * MIB
-    assert 0 < whole_step["compute_share"] <= 1
+    found = figures(printed)
+    swaps = found["plan"]["swaps"]
+    copied = {"in": 8 * MIB * len(swaps), "out": 8 * MIB * sum(swap["out_start"] is not None for swap in swaps)}
+    assert found["copied_bytes"] == {"disk": copied}
+    assert copied["in"] > 0
     _, printed, _ = plan("--optimizer", "adam", budget="68MiB")
     assert "whole step" in printed
     assert "x a device without a limit" in printed
-    assert "a step, to" in printed
+    read = rf"disk +{copied['in'] / MIB:.2f} MiB read and {copied['out'] / MIB:.2f} MiB written a step"
+    assert re.search(read, printed)
+
+
+def test_the_roofline_is_that_of_the_steps_flops(plan: Plan, tmp_path: Path) -> None:
+    program = Program.from_json((tmp_path / "program.json").read_text())
+    ops = (replace(op, flops=1000) for op in program.ops)
+    (tmp_path / "counted.json").write_text(replace(program, ops=tuple(ops)).to_json())
+    found = figures(plan("--optimizer", "sgd", "--json", "--micro-batches", "2", file="counted.json")[1])
+    num_updated = 2 * 8 * MIB // 4
+    assert found["roofline_seconds"] == (2 * 4 * 1000 + 2 * num_updated) / MACHINE.flops_per_second
+    share = found["roofline_seconds"] / found["step_seconds"]
+    printed = plan("--optimizer", "sgd", "--micro-batches", "2", file="counted.json")[1]
+    assert f"{share:.0%} of the FLOP/s that the machine allows" in printed
+
+
+def test_a_refusal_says_what_reduces_the_state_of_a_whole_step(plan: Plan, tmp_path: Path) -> None:
+    _, _, error = plan("--optimizer", "adam", budget="20MiB")
+    # gv uses V, dV, a and da.
+    assert "(parameters, gradients and optimizer state among them: 16.0 MiB)" in error
+    assert "smaller layers, fewer trained parameters, or a smaller batch or image, of about 18 % of this one" in error
+    program = Program.from_json((tmp_path / "program.json").read_text())
+    buffers = (replace(b, nbytes=MIB) if b.kind is BufferKind.ACTIVATION else b for b in program.buffers)
+    (tmp_path / "short.json").write_text(replace(program, buffers=tuple(buffers)).to_json())
+    # The update of V needs its gradient, and twice as much state.
+    _, _, error = plan("--optimizer", "adam", file="short.json", budget="20MiB")
+    assert "(parameters, gradients and optimizer state among them: 32.0 MiB)" in error
+    assert "smaller layers, fewer trained parameters, an optimizer with less state; a smaller batch or image" in error
+    assert "cannot suffice" in error
+    assert "--min-swap" not in error
+
+
+def test_a_refusal_names_the_buffers_that_are_too_small_to_be_swapped(plan: Plan) -> None:
+    _, _, error = plan("--optimizer", "adam", "--min-swap", "20MiB", budget="40MiB")
+    assert re.search(r"a --min-swap below 20.00 MiB \([\d.]+ MiB of smaller buffers stay\)", error)
 
 
 def test_the_page_shows_what_is_swapped_over_the_step_end(plan: Plan, tmp_path: Path) -> None:

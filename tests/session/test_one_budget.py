@@ -12,7 +12,7 @@ import lmswap
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.cli import entry
-from lmswap.cli.plan import plan_within
+from lmswap.cli.step_plan import plan_within
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
 from tests.models import Case

@@ -12,7 +12,8 @@ from benchmarks.distributed.prediction.ranks import Ranks
 from benchmarks.distributed.prediction.scaling import plan_ranks, ranks_figures, ranks_text
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.cli.plan import parse_step_budget, read_parsed, this_machine
+from lmswap.cli.plan import read_parsed, this_machine
+from lmswap.cli.step_plan import parse_step_budget
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.fixed_memory import FixedMemory
