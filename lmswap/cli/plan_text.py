@@ -1,4 +1,4 @@
-"""What `lmswap plan` prints of one plan, or of several as a table."""
+"""The output of `lmswap plan`: one plan as text, or several as a table."""
 
 from __future__ import annotations
 
