@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +26,7 @@ class Sizes:
 
 SIZES = {
     "tiny": Sizes(2, 128, 256, 4, 2, 512),
+    "1b": Sizes(22, 2048, 5632, 32, 4, 32_000),
     "7b": Sizes(32, 4096, 11008, 32, 32, 32_000),
     "14b": Sizes(48, 5120, 13_824, 40, 8, 152_064),
 }
@@ -99,9 +99,3 @@ class Decoder(nn.Module):
             x = checkpoint(layer, x, use_reentrant=False)
         logits = self.head(self.norm(x))[:, :-1].flatten(0, 1).float()
         return functional.cross_entropy(logits, tokens[:, 1:].flatten())
-
-
-def maker(name: str) -> Callable[[], nn.Module]:
-    """What makes the bf16 decoder ``name``: a key of `SIZES`, with "-lora" for adapters on a frozen base."""
-    size, _, kind = name.partition("-")
-    return lambda: Decoder(SIZES[size], is_adapted=kind == "lora").to(torch.bfloat16)
