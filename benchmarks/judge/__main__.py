@@ -1,6 +1,7 @@
 """Trains drawn networks at "50%" and at every budget from the least to their peak, and judges each run.
 
     python -m benchmarks.judge --networks 12 --spacing 0.05
+    python -m benchmarks.judge --named gpt monai_unet
 
 Bits must be plain torch's, the budget be kept, the last step's peak be predicted within 2 %, and where something is
 swapped or recomputed at least 92 % of the budget be used. Two goals: on a quiet machine seconds are predicted within
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compact import to_json
-from benchmarks.judge.networks import draw
+from benchmarks.judge.networks import NAMED, network_called
 from benchmarks.unet3d.commands.arguments import positive
 from benchmarks.unet3d.ending import run_to_end
 from benchmarks.unet3d.files import write_text
@@ -53,10 +54,10 @@ class Verdict:
     missed: tuple[str, ...]  # goals
 
 
-def judge(seed: int, budget: int | str, plain: dict[str, Any]) -> Verdict:
-    """Trains the network of ``seed`` within a budget, and holds it against the ``plain`` run."""
+def judge(name: str, budget: int | str, plain: dict[str, Any]) -> Verdict:
+    """Trains the network ``name`` within a budget, and holds it against the ``plain`` run."""
     try:
-        figures = _run(seed, STEPS, str(budget))
+        figures = _run(name, STEPS, str(budget))
     except RunFailed as failure:
         return Verdict(budget, {}, (str(failure),), ())
     if "refused" in figures:
@@ -80,8 +81,8 @@ def judge(seed: int, budget: int | str, plain: dict[str, Any]) -> Verdict:
     return Verdict(budget, figures, tuple(broken), tuple(missed))
 
 
-def judge_network(seed: int, spacing: float) -> Iterator[dict[str, Any]]:
-    """Judge the network of ``seed`` at "50%" and at `budgets`.
+def judge_network(name: str, spacing: float) -> Iterator[dict[str, Any]]:
+    """Judge the network ``name`` at "50%" and at `budgets`.
 
     Yields:
         What is known of it, with one more of its "runs" each time.
@@ -89,11 +90,11 @@ def judge_network(seed: int, spacing: float) -> Iterator[dict[str, Any]]:
     Raises:
         RunFailed: it does not train without a budget, or finds no least one.
     """
-    plain, least = _run(seed, STEPS), _run(seed, 1, "least")
+    plain, least = _run(name, STEPS), _run(name, 1, "least")
     plain_bytes, unplanned_bytes = plain["grown_bytes"], least["unplanned_bytes"]
-    least_bytes = _named_by_refusal(seed, least["least_bytes"])
+    least_bytes = _named_by_refusal(name, least["least_bytes"])
     print_result(
-        f"{seed}: {draw(seed).description}. Plain torch {format_bytes(plain_bytes)}, least budget "
+        f"{name}: {network_called(name).description}. Plain torch {format_bytes(plain_bytes)}, least budget "
         f"{format_bytes(least_bytes)}, unplanned {format_bytes(unplanned_bytes)}"
     )
     missed = []
@@ -101,8 +102,8 @@ def judge_network(seed: int, spacing: float) -> Iterator[dict[str, Any]]:
         missed.append(f"the least budget is {format_bytes(least_bytes - plain_bytes)} more than plain torch takes")
         print_result(f"   {missed[-1]}")
     found = {
-        "seed": seed,
-        "network": draw(seed).description,
+        "name": name,
+        "network": network_called(name).description,
         "machine": asdict(describe_machine()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "spacing": spacing,
@@ -113,7 +114,7 @@ def judge_network(seed: int, spacing: float) -> Iterator[dict[str, Any]]:
         "runs": [],
     }
     for budget in (SHARE, *budgets(least_bytes, unplanned_bytes, spacing)):
-        verdict = judge(seed, budget, plain)
+        verdict = judge(name, budget, plain)
         print_result(f"   {_line(verdict)}")
         found["runs"].append(asdict(verdict))
         yield found
@@ -126,12 +127,12 @@ def budgets(least_bytes: int, unplanned_bytes: int, spacing: float) -> list[int]
     return [least_bytes + _STARTS_BYTES + round(min(1.0, each * spacing) * room_bytes) for each in range(number)]
 
 
-def _named_by_refusal(seed: int, nbytes: int) -> int:
+def _named_by_refusal(name: str, nbytes: int) -> int:
     """The budget that a refusal of less than about ``nbytes`` says would do, as users find it."""
     figures: dict[str, Any] = {}
     while "refused" not in figures:
         nbytes = nbytes * 9 // 10
-        figures = _run(seed, 1, str(nbytes))
+        figures = _run(name, 1, str(nbytes))
     return int(figures["needed_bytes"])
 
 
@@ -148,13 +149,13 @@ def _line(verdict: Verdict) -> str:
     )
 
 
-def _run(seed: int, steps: int, *budget: str) -> dict[str, Any]:
+def _run(name: str, steps: int, *budget: str) -> dict[str, Any]:
     """What a process of its own finds.
 
     Raises:
         RunFailed: it fails, or does not end.
     """
-    command = [*COMMAND, str(seed), str(steps), *budget]
+    command = [*COMMAND, name, str(steps), *budget]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_MOST_SECONDS)
     except subprocess.TimeoutExpired:
@@ -171,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", type=positive, default=12, metavar="N", help="how many are drawn (%(default)s)")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, metavar="S", help="of the first one (%(default)s)")
     parser.add_argument(
+        "--named", nargs="+", choices=NAMED, metavar="NAME", help=f"of {', '.join(NAMED)}; none is drawn"
+    )
+    parser.add_argument(
         "--spacing", type=float, default=0.05, metavar="SHARE", help="between budgets, of least to peak (%(default)s)"
     )
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help="(%(default)s)")
@@ -181,14 +185,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _judge_all(options: argparse.Namespace) -> int:
-    seeds = range(options.seed, options.seed + options.networks)
+    names = options.named or [str(seed) for seed in range(options.seed, options.seed + options.networks)]
     stored = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
-    networks = {each["seed"]: each for each in stored}
-    for seed in seeds:
-        for found in judge_network(seed, options.spacing):
-            networks[seed] = found
+    networks = {each["name"]: each for each in stored}
+    for name in names:
+        for found in judge_network(name, options.spacing):
+            networks[name] = found
             write_text(options.output, to_json([networks[each] for each in sorted(networks)]))
-    runs = [run for seed in seeds for run in networks[seed]["runs"]]
+    runs = [run for name in names for run in networks[name]["runs"]]
     num_broken, num_missed = (sum(bool(run[what]) for run in runs) for what in ("broken", "missed"))
     print_result(f"{len(runs)} runs: {num_broken} broke a promise, {num_missed} missed a goal")
     return int(num_broken > 0)

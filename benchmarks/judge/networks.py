@@ -1,4 +1,7 @@
-"""Architectures drawn at random: convolutional and residual ones, U-Nets in 2D and 3D, encoders, mixers."""
+"""Architectures drawn at random, and two that newcomers start with.
+
+Drawn are convolutional and residual ones, U-Nets in 2D and 3D, encoders, mixers.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,11 @@ class Network:
     make: Callable[[], nn.Module]
     batch: Callable[[], Tensor]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def network_called(name: str) -> Network:
+    """The network of `NAMED` called ``name``, or that which is drawn for the seed ``name``."""
+    return NAMED[name]() if name in NAMED else draw(int(name))
 
 
 def draw(seed: int) -> Network:
@@ -150,3 +158,58 @@ def _mixer(source: random.Random) -> _Drawn:
     kind = f"mixer of {depth} layers, {tokens} tokens, {width} wide, {activation}"
     make = lambda: nn.Sequential(*(_Mixing(tokens, width, activation) for _ in range(depth)))  # noqa: E731
     return kind, make, (source.randint(4, 12), tokens, width)
+
+
+class _GptBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        attending, mixing = self.norms
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(attending(x)).chunk(3, -1))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y: Tensor = x + self.mlp(mixing(x))
+        return y
+
+
+class _Gpt(nn.Module):
+    """A decoder as a course has it: learned positions, causal attention, norms first."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(_GptBlock(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        y: Tensor = self.head(self.norm(self.blocks(x)))
+        return y
+
+
+def _gpt() -> Network:
+    return Network(
+        "GPT of 12 layers, 384 wide, 6 heads, adam, batch (8, 256)",
+        lambda: _Gpt(512, 256, 384, 12, 6),
+        lambda: torch.randint(0, 512, (8, 256)),
+        _OPTIMIZERS["adam"],
+    )
+
+
+def _monai_unet() -> Network:
+    from monai.networks.nets import UNet  # noqa: PLC0415 - of the extra "conformance"
+
+    return Network(
+        "MONAI's UNet of 16-32-64-128-256 channels, 2 residual units, adam, batch (1, 1, 64, 64, 64)",
+        lambda: UNet(3, 1, 3, channels=(16, 32, 64, 128, 256), strides=(2, 2, 2, 2), num_res_units=2),
+        lambda: torch.randn(1, 1, 64, 64, 64),
+        _OPTIMIZERS["adam"],
+    )
+
+
+NAMED: dict[str, Callable[[], Network]] = {"gpt": _gpt, "monai_unet": _monai_unet}

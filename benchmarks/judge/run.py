@@ -1,4 +1,4 @@
-"""One run of the judge in a process of its own: ``python -m benchmarks.judge.run SEED STEPS [BUDGET]``; prints JSON.
+"""One run of the judge in a process of its own: ``python -m benchmarks.judge.run NAME STEPS [BUDGET]``; prints JSON.
 
 Without a budget the network is trained by plain torch. "least" finds the least budget that is accepted, by one call.
 Peaks are of the growth of resident memory since `lmswap.enable`, or since the optimizer was made without it.
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import lmswap
-from benchmarks.judge.networks import Network, draw
+from benchmarks.judge.networks import Network, network_called
 from benchmarks.unet3d.memory import import_lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
@@ -27,13 +27,13 @@ from lmswap.hardware.memory import device_memory
 def main(argv: list[str] | None = None) -> int:
     """Runs one network; what came of it goes to standard output."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.judge.run", description=__doc__)
-    parser.add_argument("seed", type=int)
+    parser.add_argument("name")
     parser.add_argument("steps", type=int)
     parser.add_argument("budget", nargs="?")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    torch.manual_seed(options.seed)
-    network = draw(options.seed)
+    torch.manual_seed(0)
+    network = network_called(options.name)
     model = network.make()
     try:
         figures = _least(network, model) if options.budget == "least" else _train(network, model, options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.judge import __main__ as judge
-from benchmarks.judge.networks import draw
+from benchmarks.judge.networks import NAMED, network_called
 
 MIB = 2**20
 PLAIN = {"digest": "d", "grown_bytes": 100 * MIB}
@@ -26,12 +26,14 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_drawn_network_trains_and_is_the_same_each_time(seed):
+@pytest.mark.parametrize("name", [*map(str, range(6)), *NAMED])
+def test_a_network_trains_and_is_the_same_each_time(name):
+    if name == "monai_unet":
+        pytest.importorskip("monai")
     losses = []
     for _ in range(2):
         torch.manual_seed(0)
-        network = draw(seed)
+        network = network_called(name)
         model = network.make().train(mode=False)
         loss = model(network.batch()[:1]).square().mean()
         loss.backward()
@@ -61,14 +63,14 @@ def test_a_drawn_network_trains_and_is_the_same_each_time(seed):
 def test_a_run_is_held_against_promises_and_goals(changed, broken, missed, monkeypatch):
     monkeypatch.setattr(judge, "_run", lambda *_: KEPT | changed)
     monkeypatch.setattr(judge.os, "getloadavg", lambda: (1.0, 5.0, 5.0))
-    verdict = judge.judge(0, 100 * MIB, PLAIN)
+    verdict = judge.judge("0", 100 * MIB, PLAIN)
     assert (verdict.broken, verdict.missed) == (broken, missed)
 
 
 def test_seconds_are_not_judged_on_a_machine_that_others_use(monkeypatch):
     monkeypatch.setattr(judge, "_run", lambda *_: KEPT | {"predicted_seconds": 2.0})
     monkeypatch.setattr(judge.os, "getloadavg", lambda: (3.0, 1.0, 1.0))
-    verdict = judge.judge(0, 100 * MIB, PLAIN)
+    verdict = judge.judge("0", 100 * MIB, PLAIN)
     assert (verdict.missed, verdict.figures["load"]) == ((), 3.0)
 
 
@@ -78,7 +80,7 @@ def test_seconds_are_not_judged_on_a_machine_that_others_use(monkeypatch):
 def test_a_run_that_hangs_or_crashes_breaks_a_promise(code, wrong, monkeypatch):
     monkeypatch.setattr(judge, "COMMAND", [sys.executable, "-c", code])
     monkeypatch.setattr(judge, "_MOST_SECONDS", 1)
-    (broken,) = judge.judge(0, "50%", PLAIN).broken
+    (broken,) = judge.judge("0", "50%", PLAIN).broken
     assert wrong in broken
 
 
@@ -87,7 +89,7 @@ def runs(monkeypatch):
     """Budgets that runs were given, whose figures are made up."""
     given = []
 
-    def run(_seed, steps, budget=None):
+    def run(_name, steps, budget=None):
         if budget == "least":
             return {"least_bytes": 59 * MIB, "unplanned_bytes": 100 * MIB}
         if steps == 1:
@@ -102,7 +104,7 @@ def runs(monkeypatch):
 
 
 def test_budgets_are_half_and_range_from_the_least_to_the_peak(runs):
-    *_, found = judge.judge_network(0, 0.25)
+    *_, found = judge.judge_network("0", 0.25)
     assert runs == ["50%", *(str(nbytes * MIB) for nbytes in (64, 74, 84, 94, 104))]
     assert [run["budget"] for run in found["runs"]] == ["50%", *(nbytes * MIB for nbytes in (64, 74, 84, 94, 104))]
 
@@ -112,11 +114,11 @@ def test_results_are_written_after_each_run_beside_those_of_other_networks(runs,
     arguments = ["--networks", "1", "--spacing", "0.5", "--output", str(file)]
     assert judge.main([*arguments, "--seed", "4"]) == 0
 
-    def interrupt(_seed, steps, *budget):
+    def interrupt(_name, steps, *budget):
         if budget and steps == judge.STEPS and next(calls) == 2:
             raise KeyboardInterrupt
-        return run(_seed, steps, *budget)
+        return run(_name, steps, *budget)
 
     monkeypatch.setattr(judge, "_run", interrupt)
     assert judge.main([*arguments, "--seed", "2"]) == 130
-    assert [(found["seed"], len(found["runs"])) for found in json.loads(file.read_text())] == [(2, 2), (4, 4)]
+    assert [(found["name"], len(found["runs"])) for found in json.loads(file.read_text())] == [("2", 2), ("4", 4)]

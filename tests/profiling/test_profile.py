@@ -92,7 +92,7 @@ def test_figures_of_chosen_steps_equal_those_of_the_reports(script, tmp_path, mo
     printed, errors = capfd.readouterr()
     note = "nsys cannot work here: torch finds no GPU, and it sees nothing else; lmswap was used instead"
     assert f"lmswap: {note}" in errors
-    assert f"Note: {note}." in printed
+    assert f"Note: {note}." in " ".join(printed.split())
     assert "steps 2 to 4 of epoch 2 of python train.py out.json --flag" in printed
 
     reports = json.loads((tmp_path / "out.json").read_text())[6 + 2 : 6 + 5]

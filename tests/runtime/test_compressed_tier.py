@@ -34,11 +34,11 @@ class Rectified(nn.Module):
 
 
 class Mixing(nn.Module):
-    """A chain whose tensors take longer to compute than to swap, and are as sparse as its batch."""
+    """A chain whose tensors take far longer to compute than to swap, and are as sparse as its batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(512))
+        self.weight = nn.Parameter(torch.eye(2048))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(8):
@@ -46,8 +46,8 @@ class Mixing(nn.Module):
         return x
 
 
-def sparse(rows: int = 512) -> torch.Tensor:
-    return torch.where(torch.rand(rows, 512) < 0.1, torch.randn(rows, 512), 0.0)  # a product would have -0.0
+def sparse(width: int = 512) -> torch.Tensor:
+    return torch.where(torch.rand(512, width) < 0.1, torch.randn(512, width), 0.0)  # a product would have -0.0
 
 
 RECTIFIED, MIXING = Case(Rectified, sparse), Case(Mixing, partial(sparse, 2048))
@@ -152,7 +152,7 @@ def test_a_plan_that_can_recompute_does_so_when_compression_gets_worse():
     assert sparse_ones.swapped_out_bytes > 0
     limit_bytes = sparse_ones.tier_planned_bytes // 4
     with pytest.warns(BudgetExceeded, match="compressed tensors took "):
-        _, report = train(MIXING, **options, host_budget=limit_bytes, batch=lambda: torch.rand(2048, 512))
+        _, report = train(MIXING, **options, host_budget=limit_bytes, batch=lambda: torch.rand(512, 2048))
     assert any(note.startswith("replanned after step 1: compressed tensors took ") for note in report.plan_notes)
     assert report.recomputed_bytes > 0
     assert report.swapped_out_bytes <= limit_bytes

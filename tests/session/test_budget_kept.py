@@ -22,9 +22,9 @@ def run(model: str, policy: str, num_steps: int, share: float) -> dict:
 @pytest.mark.parametrize(
     ("model", "policy", "share"),
     [
-        ("transformer", "recompute", 0.6),
+        ("transformer", "recompute", 0.7),
         ("transformer", "swap", 0.6),
-        ("unet3d", "auto", 0.45),
+        ("unet3d", "auto", 0.65),
     ],
 )
 @pytest.mark.slow  # `make demo` checks the same for each change

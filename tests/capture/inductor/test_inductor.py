@@ -18,6 +18,7 @@ from lmswap.capture.inductor import backend, kernel_order
 from lmswap.errors import CaptureError
 from lmswap.ir.plan import Plan
 from lmswap.planner import simulate
+from lmswap.runtime import ops
 from tests.rewrite.random_planner import plan_at_random
 from tests.rewrite.random_recomputes import recompute_all
 from tests.training import same_bits
@@ -142,6 +143,15 @@ def test_swapped_tensors_keep_their_traced_layout_until_the_copy_is_done(seed, m
         awaited = set(re.findall(r"lmswap\.swap_out_wait\.default\(\w+, (.+), \d+\)", code))
         assert awaited <= moved or moved <= awaited  # a backward may wait for what its forward has started
     lmswap.disable(model)
+
+
+def test_a_copy_out_of_a_view_that_does_not_fill_its_storage_is_refused_by_name():
+    graph = torch.fx.Graph()
+    part = graph.placeholder("part")
+    part.meta["val"] = torch.empty(3, 8)[1:]
+    graph.call_function(ops.swap_out_start, (part,))
+    with pytest.raises(CaptureError, match=r"'part' does not fill its storage.*compiler=\"fx\""):
+        backend._check_movable(graph)
 
 
 @pytest.mark.slow
