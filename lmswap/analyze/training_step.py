@@ -179,7 +179,8 @@ class _Step:
             last_use.update(dict.fromkeys((*op.reads, *op.writes), op.index))
         found: dict[int, list[list[int]]] = {}
         for chunk in chunks:
-            after = max(last_use[buffer] for gradient in chunk for buffer in (gradient, self._parameter_of[gradient]))
+            touched = [buffer for gradient in chunk for buffer in (gradient, self._parameter_of[gradient])]
+            after = max(last_use[buffer] for buffer in touched if buffer in last_use)
             found.setdefault(after, []).append(chunk)
         return found
 

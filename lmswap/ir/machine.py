@@ -94,6 +94,11 @@ class Link:
             if not _MIN_FACTOR <= factor <= 1:
                 raise OptionError(f"{name} must be {_MIN_FACTOR:g} to 1, got {factor}")
 
+    @property
+    def both_rate(self) -> float:
+        """Seconds of copies that both directions together do in a second: 2 is full duplex, 1 half duplex."""
+        return max(1.0, 2 * self.both_factor)
+
     @cached_property
     def while_busy(self) -> Link:
         """This link at its rates while the device computes: plans are made and simulated for it."""

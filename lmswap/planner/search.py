@@ -183,7 +183,7 @@ def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int)
     op = problem.memory.program.ops[worst_op]
     return PlanInfeasible(
         budget_bytes=problem.budget_bytes,
-        needed_bytes=needed_bytes,
+        needed_bytes=min(needed_bytes, problem.memory.peak.nbytes),  # small buffers count twice in a search
         where=f"op {worst_op} {op.title}",
         live=problem.memory.largest(problem.memory.fixed_at(worst_op), worst_op),
         policy=policy,

@@ -10,7 +10,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.training_step import CHUNK_BYTES, Optimizer, optimizer_called, training_step
 from lmswap.errors import OptionError
-from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.program import Buffer, BufferKind, Program
 from lmswap.planner import make_plan
 from tests.ir.build import Step, build, unit_machine
 
@@ -80,6 +80,13 @@ def test_updates_follow_the_last_use_of_weight_and_gradient_in_the_last_backward
     updates = ["adamw of 1 from W.grad", "adamw of 1 from V.grad"]  # gv reads W
     assert names(program)[-5:] == ["sum W.grad", "gv", "sum V.grad", *updates]
     assert program.segments[-1].phase == "backward"
+
+
+def test_a_weight_that_no_op_reads_is_updated_once_its_gradient_is_final() -> None:
+    step = build("forward\n f 1: x -> y\n backward\n g 1: t -> dW\n h 1: t x -> dx", tangents="t", gradients="dW dx")
+    program = replace(step.program, buffers=(*step.program.buffers, Buffer(5, 4, BufferKind.PARAMETER, "W")))
+    program = replace(program, gradients=((5, step.id("dW")),))
+    assert names(training_step(program, optimizer_called("sgd"))) == ["f", "g", "sgd of 1 from W.grad", "h"]
 
 
 def test_clipping_by_norm_makes_updates_wait_for_all_gradients() -> None:

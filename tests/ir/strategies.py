@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from benchmarks.distributed.prediction.network import ALGORITHMS, Network
+from lmswap.analyze.training_step import OPTIMIZERS, training_step
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Host, Link, Machine, Rate, Tier
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
@@ -85,10 +88,40 @@ class _Maker:
             values=tuple(Value(b.id, f"b{b.id}", b.id, "uint8", (b.nbytes,), (1,), 0) for b in self._buffers),
             segments=tuple(self._segments),
         ).with_gradients(self._draw(st.sampled_from([BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT])))
-        count = len(self._ops)
-        seconds = self._draw(st.lists(SECONDS, min_size=count, max_size=count))
-        scratch = self._draw(st.lists(st.sampled_from([0, 0, 0, 3]), min_size=count, max_size=count))
-        return Step(program, OpCosts(tuple(seconds), tuple(scratch), "unit"))
+        return Step(program, self._draw(costs(len(self._ops))))
+
+
+@st.composite
+def costs(draw: st.DrawFn, num_ops: int) -> OpCosts:
+    """Seconds and scratch bytes of ``num_ops`` ops."""
+    seconds = draw(st.lists(SECONDS, min_size=num_ops, max_size=num_ops))
+    scratch = draw(st.lists(st.sampled_from([0, 0, 0, 3]), min_size=num_ops, max_size=num_ops))
+    return OpCosts(tuple(seconds), tuple(scratch), "unit")
+
+
+@st.composite
+def cyclic_steps(draw: st.DrawFn, *, most_ops: int = 7) -> Step:
+    """A whole step: forward only, or of several micro-batches whose summed gradients update the weights they are of.
+
+    Some weights are frozen, some are also written by a forward.
+    """
+    micro_batch = draw(steps(most_ops=most_ops)).program
+    weights = [buffer.id for buffer in micro_batch.buffers if buffer.kind is BufferKind.PARAMETER]
+    gradients = [b.id for b in micro_batch.buffers if b.kind in (BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT)]
+    trained = draw(st.integers(0, min(len(weights), len(gradients))))
+    program = training_step(
+        replace(micro_batch, gradients=tuple(zip(weights, gradients[:trained], strict=False))),
+        draw(st.sampled_from(list(OPTIMIZERS.values()))),
+        micro_batches=draw(st.integers(1, 3)),
+        clip_norm=draw(st.booleans()),
+    )
+    ops = tuple(
+        replace(op, writes=(*op.writes, op.reads[0]), is_repeatable=False)
+        if program.buffers[op.reads[0]].kind is BufferKind.WEIGHT and draw(st.integers(0, 9)) == 0
+        else op
+        for op in program.ops
+    )
+    return Step(replace(program, ops=ops), draw(costs(len(ops))))
 
 
 @st.composite

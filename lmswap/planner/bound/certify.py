@@ -40,7 +40,7 @@ def certify(
     from lmswap.planner.bound.price_lp import best_prices  # here, see `lmswap.planner.import_search`
 
     cuts = _cuts(memory, least, budget_bytes)
-    step = dual(memory, found, cuts, budget_bytes, link.compute_factor)
+    step = dual(memory, found, cuts, budget_bytes, link)
     prices = best_prices(step, budget_bytes)
     seconds = step.bound(prices)
     return _without_redundant_cuts(seconds, cuts, prices) if seconds > trivial.seconds else trivial

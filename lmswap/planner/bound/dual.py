@@ -1,7 +1,8 @@
 """The lower bound that given prices prove: the Lagrangian dual of planning, vectorized over buffers.
 
 `lmswap.planner.bound.verify_certificate` states the bound and why it holds. A version of a persistent buffer lives from
-one step into the next: the cuts of a cyclic step are followed by those of the next one, at the same prices.
+one step into the next: the cuts of a cyclic step are followed by the step's end, and by those of the next one, at the
+same prices.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class BufferVersions:
     recompute_seconds: Floats
 
 
-def versions(found: IdleIntervals, cuts: Ints) -> BufferVersions:
-    """The versions that are idle at one of ``cuts``."""
+def versions(found: IdleIntervals, cuts: Ints | Floats) -> BufferVersions:
+    """The versions that are idle at one of ``cuts``, which are positions."""
     first, stop = np.searchsorted(cuts, found.after, "right"), np.searchsorted(cuts, found.before, "left")
     is_cut = first < stop
     gaps, first, counts = found[is_cut], first[is_cut], (stop - first)[is_cut]
@@ -151,8 +152,8 @@ class Dual:
     idle_budget_bytes: Floats  # by cut: for idle versions, above `min_resident_bytes`
     cut_seconds: Floats  # of compute, by cut
     zone_seconds: Floats  # of compute, by zone
-    compute_factor: float  # of compute, while copies run
-    is_cyclic: bool  # the last zone goes on as the first, at one price; versions live through the cuts of two steps
+    link: Link
+    is_cyclic: bool  # versions live through the cuts of two steps, and the end between them
 
     def bound(self, prices: Prices) -> float:
         """The seconds that ``prices`` prove."""
@@ -160,17 +161,18 @@ class Dual:
         compute = self.zone_seconds @ self._run(prices.out, prices.into) + self.cut_seconds @ self._run(*at_cut)
         return float(compute - self.idle_budget_bytes @ prices.memory) + self._versions_seconds(prices)
 
-    def by_cut(self, values: NDArray[_Number]) -> NDArray[_Number]:
-        """``values`` of the step's cuts at the cuts that versions live through."""
-        return np.append(values, values) if self.is_cyclic else values
+    def by_cut(self, values: NDArray[_Number], at_end: NDArray[_Number]) -> NDArray[_Number]:
+        """``values`` of the step's cuts, ``at_end`` that of its end, at the cuts that versions live through."""
+        return np.concatenate([values, at_end, values]) if self.is_cyclic else values
 
     def by_zone(self, values: NDArray[_Number]) -> NDArray[_Number]:
         """``values`` of the step's zones in the zones that versions live through."""
-        return np.append(values, values[1:]) if self.is_cyclic else values
+        return np.append(values, values) if self.is_cyclic else values
 
     def _run(self, out: Floats, into: Floats) -> Floats:
         """The price of compute's time."""
-        return np.minimum(1.0, (1 - out - into) / self.compute_factor)
+        copying = np.maximum(out, into) + (self.link.both_rate - 1) * np.minimum(out, into)
+        return np.minimum(1.0, (1 - copying) / self.link.compute_factor)
 
     def _versions_seconds(self, prices: Prices) -> float:
         """The least cost of all versions, by dynamic programming from the last zone backwards over their states.
@@ -178,7 +180,7 @@ class Dual:
         Each is resident in a zone, without or with a host copy, or non-resident at a cut, dropped or copied.
         """
         of, by_zone = self.versions, self.by_zone
-        prices = Prices(self.by_cut(prices.memory), by_zone(prices.out), by_zone(prices.into))
+        prices = Prices(self.by_cut(prices.memory, np.zeros(1)), by_zone(prices.out), by_zone(prices.into))
         run = self._run(prices.out, prices.into)
         resident, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):
@@ -203,14 +205,14 @@ def _times_price(seconds: Floats, price: float) -> Floats:
     return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
 
 
-def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
+def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int, link: Link) -> Dual:
     """The `Dual` of the step at ``cuts``."""
-    starts, is_cyclic = np.array(memory.op_starts), memory.program.is_cyclic
+    starts, is_cyclic, num_ops = np.array(memory.op_starts), memory.program.is_cyclic, len(memory.curve)
     return Dual(
-        versions(found, np.append(cuts, cuts + len(memory.curve)) if is_cyclic else cuts),
+        versions(found, np.concatenate([cuts, [num_ops - 0.5], cuts + num_ops]) if is_cyclic else cuts),
         (budget_bytes - min_resident_bytes(memory, found)[cuts]).astype(np.float64),
         starts[cuts + 1] - starts[cuts],
         starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],
-        compute_factor,
+        link,
         is_cyclic,
     )

@@ -56,8 +56,8 @@ class _PriceProgram:
         cuts, zones, kinds = len(dual.idle_budget_bytes), len(dual.zone_seconds), len(self._versions.nbytes)
         self._memory, self._out, self._into, self._run = map(self._variables, (cuts, zones, zones, zones))
         self._out_at_cut, self._in_at_cut, self._run_at_cut = map(self._variables, (cuts, cuts, cuts))
-        if dual.is_cyclic:
-            self._out[-1], self._into[-1] = self._out[0], self._into[0]
+        # At a step's end memory costs nothing, and no copy is under way: a price of them there is no limit.
+        self._at_end = self._variables(3, int(dual.is_cyclic))
         self._cost_to_go = [self._variables(kinds, self._versions.is_idle.shape[1] + 1) for _ in range(4)]
 
     def _variables(self, *shape: int) -> Ints:
@@ -74,15 +74,21 @@ class _PriceProgram:
         self._num_rows += count
 
     def solve(self) -> Prices:
-        share = self._dual.compute_factor
-        self._limit((self._out, 1.0), (self._into, 1.0), (self._run, share), limit=1.0)
-        self._limit((self._out_at_cut, 1.0), (self._in_at_cut, 1.0), (self._run_at_cut, share), limit=1.0)
+        self._limit_run(self._out, self._into, self._run)
+        self._limit_run(self._out_at_cut, self._in_at_cut, self._run_at_cut)
         self._limit_versions()
         row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
         bounds = np.column_stack([np.zeros(self._num_variables), self._max()])
         found = linprog(-self._gain(), A_ub=rows, b_ub=np.concatenate(self._limits), bounds=bounds, method="highs-ds")
         return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
+
+    def _limit_run(self, out: Ints, into: Ints, run: Ints) -> None:
+        """See `Dual`: what a second of compute costs at most, beside copies both ways."""
+        link = self._dual.link
+        self._limit((out, 1.0), (into, link.both_rate - 1), (run, link.compute_factor), limit=1.0)
+        if link.both_rate < 2:
+            self._limit((out, link.both_rate - 1), (into, 1.0), (run, link.compute_factor), limit=1.0)
 
     def _gain(self) -> Floats:
         """The bound. A lane's price at the op of a cut is not concave: that of an adjacent zone is no less."""
@@ -98,6 +104,7 @@ class _PriceProgram:
         """Upper bounds: the price of compute is at most 1; the cost-to-go of a version after its last idle cut is 0."""
         most, idle = np.full(self._num_variables, np.inf), self._versions.is_idle
         most[self._run] = most[self._run_at_cut] = 1.0
+        most[self._at_end[0]] = 0.0
         later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
         is_over = np.column_stack([~later, np.ones(len(idle), bool)])
         for here in self._cost_to_go[:2]:
@@ -111,7 +118,8 @@ class _PriceProgram:
         out_seconds, in_seconds, recompute_seconds = (
             each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)
         )
-        memory, out_at_cut, in_at_cut = map(self._dual.by_cut, (self._memory, self._out_at_cut, self._in_at_cut))
+        at_cut = (self._memory, self._out_at_cut, self._in_at_cut)
+        memory, out_at_cut, in_at_cut = map(self._dual.by_cut, at_cut, self._at_end)
         out, into, run = map(self._dual.by_zone, (self._out, self._into, self._run))
         exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
         swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.recompute_seconds)[:, None]
@@ -125,11 +133,11 @@ class _PriceProgram:
         row, cut = np.nonzero(exists & swappable)
         self._limit((resident[row, cut], 1.0), (with_copy[row, cut], -1.0), (out[cut], -out_seconds[row]))
         held = np.where(of.is_idle[row, cut], nbytes[row], 0.0)
-        at_cut = (out_at_cut[cut], -out_seconds[row])
-        self._limit((resident[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (memory[cut], -held))
+        across = (out_at_cut[cut], -out_seconds[row])
+        self._limit((resident[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), across, (memory[cut], -held))
         row, cut = np.nonzero(of.continues & swappable)
-        at_cut = (in_at_cut[cut + 1], -in_seconds[row])
-        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), at_cut, (memory[cut + 1], -nbytes[row]))
+        across = (in_at_cut[cut + 1], -in_seconds[row])
+        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), across, (memory[cut + 1], -nbytes[row]))
         row, cut = np.nonzero(of.is_idle & swappable)
         self._limit((with_copy[row, cut], 1.0), (copied[row, cut], -1.0))
         self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (into[cut + 1], -in_seconds[row]))
@@ -143,5 +151,7 @@ class _PriceProgram:
     def _prices(self, found: Floats) -> Prices:
         """Undoes the units, and removes the solver's tolerance outside the limits or just above 0."""
         memory, out, into = (np.maximum(found[each].round(9), 0.0) for each in (self._memory, self._out, self._into))
+        share = self._dual.link.both_rate - 1
         out = np.minimum(out, 1.0)
-        return Prices(memory * (self._second_unit / self._byte_unit), out, np.minimum(into, 1.0 - out))
+        into = np.minimum(into, np.where(out * (1 + share) > 1, (1.0 - out) / max(share, 1e-9), 1.0 - share * out))
+        return Prices(memory * (self._second_unit / self._byte_unit), out, into)

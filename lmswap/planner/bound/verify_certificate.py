@@ -26,9 +26,10 @@ three, and
 
 where the op of a cut counts at the lower α and the lower β of the adjacent zones: a copy across it is in both.
 A cyclic step is one of many with one plan. A version of a persistent buffer lives from its write, through the end of
-the step, to the next write: its path is through the cuts and zones of two steps, which have the same prices, and the
-last zone of the one is the first of the other. What no op writes has a host copy for good; it is present at its first
-use, and its path leads from there to the same use in the next step.
+the step, to the next write: its path is through the cuts and zones of two steps, which have the same prices. Between
+them, where no copy is under way, it may be non-resident as at a cut at which memory costs nothing. What no op writes
+has a host copy for good; it is present at its first use, and its path leads from there to the same use in the next
+step.
 
 Furthermore, no step ends before each op has run once and the host has queued it; the host is otherwise left out, as
 waiting for it only makes plans slower.
@@ -40,6 +41,7 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from lmswap.errors import PlanInvalid
 from lmswap.ir.certificate import Certificate
@@ -67,16 +69,18 @@ def verify_certificate(
         PlanInvalid: it is malformed, or states more than it proves.
         OptionError: ``machine`` has no such tier.
     """
-    _check_shape(program, certificate)
     link = machine.tier(tier).link.while_busy
+    _check_shape(program, certificate, link)
     versions = [*_versions(program, costs, min_swap_bytes), *_persistent_versions(program, min_swap_bytes)]
     resident = [_min_resident_bytes(program, costs, versions, cut) for cut in certificate.cuts]
     if any(nbytes > budget_bytes for nbytes in resident):
         proven = math.inf
     else:
         rooms = [budget_bytes - nbytes for nbytes in resident]
-        priced = _unrolled(certificate, len(program.ops)) if program.is_cyclic else certificate
-        least = math.fsum(_min_seconds(version, priced, link) for version in versions)
+        prices = _Prices(certificate.cuts, certificate.memory_prices, certificate.out_prices, certificate.in_prices)
+        if program.is_cyclic:
+            prices = _unrolled(prices, len(program.ops))
+        least = math.fsum(_min_seconds(version, prices, link) for version in versions)
         offered = math.fsum(price * room for price, room in zip(certificate.memory_prices, rooms, strict=True))
         queued = machine.host.op_seconds * len(program.ops) if machine.host else 0.0
         proven = max(costs.free_seconds, queued, _compute_seconds(costs, certificate, link) + least - offered)
@@ -96,16 +100,22 @@ class _BufferVersion:
     has_copy: bool = False  # a valid host copy from the start
 
 
-def _check_shape(program: Program, certificate: Certificate) -> None:
+class _Prices(NamedTuple):
+    cuts: tuple[float, ...]  # positions, in order
+    memory: tuple[float, ...]
+    out: tuple[float, ...]
+    into: tuple[float, ...]
+
+
+def _check_shape(program: Program, certificate: Certificate, link: Link) -> None:
     cuts, memory = certificate.cuts, certificate.memory_prices
     out, into = certificate.out_prices, certificate.in_prices
     if not len(cuts) == len(memory) == len(out) - 1 == len(into) - 1:
         raise PlanInvalid("certificate", f"{len(cuts)} cuts, prices of {len(memory)}, {len(out)} and {len(into)} zones")
     if list(cuts) != sorted(set(cuts)) or not all(0 <= cut < len(program.ops) for cut in cuts):
         raise PlanInvalid("certificate", f"cuts {cuts} are not ops in order")
-    if program.is_cyclic and (out[0], into[0]) != (out[-1], into[-1]):
-        raise PlanInvalid("certificate", "the last zone of a cyclic step is the first of the next, at another price")
-    for price in (*memory, *out, *into, *(1 - a - b for a, b in zip(out, into, strict=True))):
+    left = (1 - _copy_price(a, b, link) for a, b in zip(out, into, strict=True))
+    for price in (*memory, *out, *into, *left):
         if not 0 <= price < math.inf:
             raise PlanInvalid("certificate", f"{price} is not a price")
 
@@ -153,15 +163,10 @@ def _persistent_versions(program: Program, min_swap_bytes: int) -> list[_BufferV
     return versions
 
 
-def _unrolled(certificate: Certificate, num_ops: int) -> Certificate:
+def _unrolled(prices: _Prices, num_ops: int) -> _Prices:
     """The prices of two steps, one after the other."""
-    return Certificate(
-        certificate.seconds,
-        certificate.cuts + tuple(cut + num_ops for cut in certificate.cuts),
-        certificate.memory_prices * 2,
-        certificate.out_prices + certificate.out_prices[1:],
-        certificate.in_prices + certificate.in_prices[1:],
-    )
+    cuts = (*prices.cuts, num_ops - 0.5, *(cut + num_ops for cut in prices.cuts))
+    return _Prices(cuts, (*prices.memory, 0.0, *prices.memory), prices.out * 2, prices.into * 2)
 
 
 def _repeatable(program: Program) -> set[int]:
@@ -216,12 +221,12 @@ def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _min_seconds(version: _BufferVersion, certificate: Certificate, link: Link) -> float:
+def _min_seconds(version: _BufferVersion, prices: _Prices, link: Link) -> float:
     """The cheapest path through the zones, by dynamic programming from the last backwards over the version's states.
 
     ``resident`` and ``with_copy`` (it has a host copy too) in a zone; ``dropped`` and ``copied`` at a cut.
     """
-    cuts, out, into = certificate.cuts, certificate.out_prices, certificate.in_prices
+    cuts, memory, out, into = prices
     copies = version.is_swappable and (link.out_rate.seconds(version.nbytes), link.in_rate.seconds(version.nbytes))
     resident = with_copy = dropped = copied = 0.0
     later: tuple[int, int] | None = None  # the gap at the next cut
@@ -236,7 +241,7 @@ def _min_seconds(version: _BufferVersion, certificate: Certificate, link: Link) 
                 )
             if copies:
                 copied = min(copied, copies[1] * into[cut + 1] + with_copy)
-            held = version.nbytes * certificate.memory_prices[cut]
+            held = version.nbytes * memory[cut]
             with_copy = min(with_copy + held, dropped, copied)
             resident = min(resident + held, dropped)
         if copies:
@@ -258,4 +263,9 @@ def _compute_seconds(costs: OpCosts, certificate: Certificate, link: Link) -> fl
 
 
 def _run_price(out: float, into: float, link: Link) -> float:
-    return min(1.0, (1 - out - into) / link.compute_factor)
+    return min(1.0, (1 - _copy_price(out, into, link)) / link.compute_factor)
+
+
+def _copy_price(out: float, into: float, link: Link) -> float:
+    """The price of a second in which both lanes copy."""
+    return max(out, into) + (max(1.0, 2 * link.both_factor) - 1) * min(out, into)
