@@ -6,7 +6,7 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_BATCH = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
+_BATCH = re.compile(r"((?:\d+|\d*N)(?:x(?:\d+|\d*N))*)(?::(\w+))?")
 _ON_DISK = ("disk", "compressed")  # the tiers of a CPU
 _CPU_OPERATORS = "traced with the operators of a CPU, as torch can use no GPU here; a GPU's fuse more"
 
 
+class _Multiple(int):
+    """The factor of N in a size of an input."""
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `trace_model`."""
+    """Declare the options of `TracedModel`, and ``--save``."""
     parser.add_argument(
         "--model",
         metavar="MODULE:NAME",
@@ -37,7 +41,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SHAPE[:DTYPE]",
         help='the inputs of --model: "2x4096", "1x4x192x192x192:bfloat16"; default dtype: int64 if the model begins '
-        "with an embedding, else that of its first parameter",
+        "with an embedding, else that of its first parameter; N in a shape, as in Nx4096 or 2x256N, is the largest "
+        "number that fits the budget",
     )
     parser.add_argument(
         "--forward-only", action="store_true", help="plan the forward of --model alone, in eval mode without gradients"
@@ -45,34 +50,67 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", metavar="FILE", help="write the program of --model, to plan it again")
 
 
-def trace_model(options: argparse.Namespace, machine: Machine) -> tuple[Program, str]:
-    """Return the program of ``--model``, and a note on its operators, or "".
+class TracedModel:
+    """The model of ``--model``, traced for each size of N in its inputs that is wanted, once.
 
     Raises:
-        OptionError: the model cannot be imported, a shape cannot be read, or the program cannot be written.
-        CaptureError: the model cannot be traced.
+        OptionError: the model cannot be imported, or a shape cannot be read.
     """
-    if not options.batch:
-        raise OptionError("--model needs the shapes of its inputs: --batch 2x4096")
-    import torch
 
-    from lmswap.capture.dry_run import capture_step
+    def __init__(self, options: argparse.Namespace, machine: Machine) -> None:
+        import torch
 
-    inputs = [_parse_input(text) for text in options.batch]
-    is_of_cpu = machine.tiers[0].name in _ON_DISK
-    device = torch.device("cpu" if is_of_cpu or not torch.cuda.is_available() else "cuda")
-    program = capture_step(
-        _import_maker(options.model),
-        lambda model: [_without_values(model, device, *given) for given in inputs],
-        device,
-        forward_only=options.forward_only,
-    )
-    if options.save:
-        try:
-            Path(options.save).write_text(program.to_json(), encoding="utf-8")
-        except (OSError, ValueError) as error:  # a path with NUL is a ValueError
-            raise OptionError(f"cannot write '{options.save}': {without_path(error)}") from error
-    return program, "" if is_of_cpu or device.type == "cuda" else _CPU_OPERATORS
+        if not options.batch:
+            raise OptionError("--model needs the shapes of its inputs: --batch 2x4096")
+        self._inputs = [_parse_input(text) for text in options.batch]
+        self._maker, self._forward_only = _import_maker(options.model), options.forward_only
+        is_of_cpu = machine.tiers[0].name in _ON_DISK
+        self._device = torch.device("cpu" if is_of_cpu or not torch.cuda.is_available() else "cuda")
+        self.note = "" if is_of_cpu or self._device.type == "cuda" else _CPU_OPERATORS
+        self._programs: dict[int, Program] = {}
+
+    @property
+    def degree(self) -> int:
+        """The power of N that inputs grow with; 0 where no shape has one."""
+        return max(sum(isinstance(part, _Multiple) for part in sizes) for sizes, _ in self._inputs)
+
+    def program(self, size: int = 1) -> Program:
+        """Return the program with inputs in which N is ``size``.
+
+        Raises:
+            CaptureError: the model cannot be traced.
+        """
+        from lmswap.capture.dry_run import capture_step
+
+        if size not in self._programs:
+            shapes = [(_shape(sizes, size), dtype) for sizes, dtype in self._inputs]
+            self._programs[size] = capture_step(
+                self._maker,
+                lambda model: [_without_values(model, self._device, *given) for given in shapes],
+                self._device,
+                forward_only=self._forward_only,
+            )
+        return self._programs[size]
+
+    def batch(self, size: int) -> str:
+        """Return the shapes of the inputs in which N is ``size``, "2x4096"."""
+        return " ".join("x".join(map(str, _shape(sizes, size))) for sizes, _ in self._inputs)
+
+    def num_samples(self, size: int) -> int:
+        """Return the first size of the first input in which N is ``size``."""
+        return _shape(self._inputs[0][0], size)[0]
+
+
+def save_program(program: Program, path: str) -> None:
+    """Write ``program`` to ``path``.
+
+    Raises:
+        OptionError: it cannot be written.
+    """
+    try:
+        Path(path).write_text(program.to_json(), encoding="utf-8")
+    except (OSError, ValueError) as error:  # a path with NUL is a ValueError
+        raise OptionError(f"cannot write '{path}': {without_path(error)}") from error
 
 
 def _import_maker(name: str) -> Callable[[], Any]:
@@ -92,14 +130,22 @@ def _import_maker(name: str) -> Callable[[], Any]:
     return maker
 
 
-def _parse_input(text: str) -> tuple[tuple[int, ...], str]:
+def _parse_input(text: str) -> tuple[tuple[int | _Multiple, ...], str]:
     import torch
 
     found = _BATCH.fullmatch(text)
     dtype = (found and found[2]) or ""
     if found is None or (dtype and not isinstance(getattr(torch, dtype, None), torch.dtype)):
-        raise OptionError(f"cannot read --batch {text}: give sizes, and a dtype of torch if needed, as in 2x4096:int64")
-    return tuple(map(int, found[1].split("x"))), dtype
+        raise OptionError(
+            f"cannot read --batch {text}: give sizes, and a dtype of torch if needed, as in 2x4096:int64; N is the "
+            "largest number that fits the budget, as in Nx4096 or 2x256N"
+        )
+    parts = found[1].split("x")
+    return tuple(_Multiple(part.removesuffix("N") or 1) if part.endswith("N") else int(part) for part in parts), dtype
+
+
+def _shape(sizes: Sequence[int | _Multiple], size: int) -> tuple[int, ...]:
+    return tuple(part * size if isinstance(part, _Multiple) else part for part in sizes)
 
 
 def _without_values(model: nn.Module, device: torch.device, shape: tuple[int, ...], dtype: str) -> torch.Tensor:

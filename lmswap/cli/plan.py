@@ -6,14 +6,15 @@ import argparse
 import json
 import shlex
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmswap.cli.model import add_model_options, trace_model
+from lmswap.cli.model import TracedModel, add_model_options, save_program
 from lmswap.cli.whole_step import add_step_options, whole_step
-from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
+from lmswap.errors import LmswapError, OptionError, PlanInfeasible, TierError, without_path
 from lmswap.files import read_text
-from lmswap.ir.bytesize import format_bytes, parse_bytes
+from lmswap.ir.bytesize import format_bytes, parse_budget, parse_bytes
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import Program
 from lmswap.planner import POLICIES
@@ -23,7 +24,9 @@ from lmswap.reporting.page import ENDING, write_page
 from lmswap.reporting.text import format_seconds, print_result
 
 if TYPE_CHECKING:
+    from lmswap.analyze.memory import StepMemory
     from lmswap.cli import Commands
+    from lmswap.cli.fit import Fit, Outcome
     from lmswap.cli.step_plan import StepPlan
 
 _Parsed = TypeVar("_Parsed")
@@ -44,7 +47,8 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--budget",
         required=True,
-        help='as of lmswap.enable: "6GiB", "800 MB", or "40%%" of what the step\'s tensors take unplanned',
+        help='as of lmswap.enable: "6GiB", "800 MB", or "40%%" of what the step\'s tensors take unplanned; '
+        "several, 24GiB,80GiB, make a table",
     )
     parser.add_argument("--machine", metavar="FILE", help="a machine description; default: measure this machine")
     parser.add_argument(
@@ -64,11 +68,8 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan, and print the plan or its figures."""
-    from lmswap.analyze.cost import roofline
-    from lmswap.analyze.memory import StepMemory
-    from lmswap.cli.plan_text import plan_text
-    from lmswap.cli.step_plan import plan_step
+    """Plan, and print a plan, a table of several, or their figures."""
+    from lmswap.cli.plan_text import budgets_text, plan_text
 
     if options.ranks is not None or options.network is not None:
         command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
@@ -78,27 +79,62 @@ def run(options: argparse.Namespace) -> int:
     machine = read_parsed(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
     if (options.program is None) == (options.model is None):
         raise OptionError("plan takes either a program file or --model")
-    if options.model is None:
-        program, note = read_parsed(options.program, Program.from_json), ""
-    else:
-        program, note = trace_model(options, machine)
-    program = whole_step(program, options)
-    limits: dict[str, Any] = {
-        "tier": options.tier or machine.tiers[0].name,
-        "min_swap_bytes": min_swap_bytes,
-    }
+    limits: dict[str, Any] = {"tier": options.tier or machine.tiers[0].name, "min_swap_bytes": min_swap_bytes}
     if options.effort != 1:
         limits["effort"] = options.effort
-    memory = StepMemory(program, roofline(program, machine))
-    try:
-        step = plan_step(options.policy, memory, machine, options.budget, **limits)
-    except PlanInfeasible as refusal:
-        raise refusal.but(note=note) from None
+    model = TracedModel(options, machine) if options.model else None
+    fits = _plan_all(options, machine, model, limits)
+    if model and options.save:
+        save_program(model.program(fits[0].size), options.save)
+    if len(fits) > 1:
+        print_result(json.dumps([fit.figures() for fit in fits], indent=1) if options.json else budgets_text(fits))
+        return 0
+    [fit] = fits
+    if isinstance(step := fit.outcome, Exception):
+        raise step
     if page is not None:
         _write_page(page, step)
-    text = plan_text(step, all_buffers=options.all_buffers, note=note)
-    print_result(json.dumps(step.figures() | {"note": note}, indent=1) if options.json else text)
+    text = json.dumps(fit.figures(), indent=1) if options.json else plan_text(step, fit, options.all_buffers)
+    print_result(text)
     return 0
+
+
+def _plan_all(
+    options: argparse.Namespace, machine: Machine, model: TracedModel | None, limits: dict[str, Any]
+) -> list[Fit]:
+    """Return what fits each budget; each size is traced once.
+
+    Raises:
+        OptionError: an argument that is not valid, or several budgets for one file.
+    """
+    from lmswap.analyze.cost import roofline
+    from lmswap.analyze.memory import StepMemory
+    from lmswap.cli.fit import Fit, find_largest
+    from lmswap.cli.step_plan import plan_step
+
+    budgets, degree = options.budget.split(","), model.degree if model else 0
+    if len(budgets) > 1 and (options.html or (options.save and degree)):
+        raise OptionError("--html, and --save with an N in --batch, are for one budget")
+    program_of = model.program if model else lambda _: read_parsed(options.program, Program.from_json)
+
+    @cache
+    def memory_of(size: int) -> StepMemory:
+        program = whole_step(program_of(size), options)
+        return StepMemory(program, roofline(program, machine))
+
+    def plan(budget: str, memory: StepMemory) -> Outcome:
+        try:
+            return plan_step(options.policy, memory, machine, budget, **limits)
+        except PlanInfeasible as refusal:
+            return refusal.but(note=model.note if model else "")
+        except TierError as refusal:
+            return refusal
+
+    def tried(budget: str) -> dict[int, Outcome]:
+        within = partial(plan, budget)
+        return find_largest(memory_of, within, parse_budget(budget), degree) if degree else {1: within(memory_of(1))}
+
+    return [Fit(budget, tried(budget), model, options.micro_batches or 1) for budget in budgets]
 
 
 def _write_page(path: Path, step: StepPlan) -> None:

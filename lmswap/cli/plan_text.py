@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from lmswap.cli.fit import Fit, Outcome
 from lmswap.cli.step_plan import KINDS, StepPlan
+from lmswap.errors import PlanInfeasible
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting import make_explanation
-from lmswap.reporting.text import format_excess, format_seconds, render_text
+from lmswap.reporting.text import figure_table, format_excess, format_seconds, render_text
 
 
-def plan_text(step: StepPlan, *, all_buffers: bool = False, note: str = "", largest: Sequence[Table] = ()) -> str:
-    """Return the figures of a plan, and its largest buffers; ``largest`` is printed between them."""
+def plan_text(step: StepPlan, fit: Fit, all_buffers: bool = False) -> str:
+    """Return the figures of ``step``, the plan that fits, the sizes that were tried, and the plan's largest buffers."""
     program, plan = step.program, step.plan
     table = Table.grid(padding=(0, 2))
     table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
@@ -22,14 +24,62 @@ def plan_text(step: StepPlan, *, all_buffers: bool = False, note: str = "", larg
     table.add_row("policy", f"{plan.policy}, planned in {format_seconds(step.planning_seconds)}")
     table.add_row("peak", f"{format_bytes(step.peak_bytes)} of a budget of {format_bytes(step.budget_bytes)}")
     table.add_row("budget", _counted_memory(step))
-    for text in filter(None, (note, step.note)):
-        table.add_row("note", text)
+    for text in (fit.note, step.note):
+        if text:
+            table.add_row("note", text)
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
     table.add_row("bound", f"{format_seconds(step.bound_seconds)}: {format_excess(plan.excess)}")
     for row in _rows(step):
         table.add_row(*row)
     explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
-    return render_text(table, Text(), *(part for found in largest for part in (found, Text())), explanation.tables())
+    sizes = (_sizes_table(fit), Text()) if fit.batches else ()
+    return render_text(table, Text(), *sizes, explanation.tables())
+
+
+def budgets_text(fits: Sequence[Fit]) -> str:
+    """Return a table with a row for each budget."""
+    outcomes = [fit.outcome for fit in fits]
+    tier = next((tier for step in outcomes if isinstance(step, StepPlan) for tier in step.plan.tier_bytes), "tier")
+    batch = ("batch", "a sample") if any(fit.batches for fit in fits) else ("step",)
+    table = figure_table("budget", *batch, "ratio", "bound", "in", "out", tier, gap=1)
+    for fit, outcome in zip(fits, outcomes, strict=True):
+        table.add_row(fit.budget, *_row(fit, fit.size), *_traffic(outcome))
+    note = f"The steps were {fits[0].note}." if fits[0].note else ""
+    about = "Ratio and bound: seconds of the plan, and the least of any, over those in unlimited memory."
+    return render_text(table, Text(), about, note)
+
+
+def _sizes_table(fit: Fit) -> Table:
+    table = figure_table("batch", "a sample", "ratio", "bound")
+    for size in fit.batches:
+        table.add_row(*_row(fit, size))
+    return table
+
+
+def _row(fit: Fit, size: int) -> Iterator[str]:
+    """Yield the batch, if it was searched, the seconds, and their ratios to those in unlimited memory."""
+    outcome = fit.tried[size]
+    if fit.batches:
+        yield fit.batches[size]
+    if not isinstance(outcome, StepPlan):
+        needed = f"needs {format_bytes(outcome.needed_bytes)}" if isinstance(outcome, PlanInfeasible) else "–"
+        yield from (needed, "–", "–")
+        return
+    seconds = fit.seconds_per_sample(size) if fit.batches else outcome.plan.predicted_seconds
+    yield format_seconds(seconds or 0.0)
+    yield f"{outcome.ratio:.3f}"
+    yield f"{outcome.ratio * outcome.bound_seconds / outcome.plan.predicted_seconds:.3f}"
+
+
+def _traffic(outcome: Outcome) -> Iterator[str]:
+    """Yield bytes in and out, and in the tier."""
+    if not isinstance(outcome, StepPlan):
+        yield from ("–", "–", "–")
+        return
+    copied = outcome.copied_bytes().values()
+    yield format_bytes(sum(in_bytes for in_bytes, _ in copied))
+    yield format_bytes(sum(out_bytes for _, out_bytes in copied))
+    yield format_bytes(sum(outcome.plan.tier_bytes.values()))
 
 
 def _rows(step: StepPlan) -> Iterator[tuple[str, str]]:

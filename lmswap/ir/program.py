@@ -74,6 +74,11 @@ class Buffer:
         return self.kind is BufferKind.ACTIVATION or self.is_shared
 
     @property
+    def is_gradient(self) -> bool:
+        """Whether a backward segment returns it as the gradient of a parameter."""
+        return self.kind in _GRADIENTS
+
+    @property
     def is_persistent(self) -> bool:
         """Whether it exists from step to step: the gap after its last use ends at its first use in the next step."""
         return self.kind in _PERSISTENT
@@ -206,16 +211,16 @@ class Program:
     @cached_property
     def gradient_bytes(self) -> int:
         """Total bytes of its gradients."""
-        return sum(buffer.nbytes for buffer in self.buffers if buffer.kind in _GRADIENTS)
+        return sum(buffer.nbytes for buffer in self.buffers if buffer.is_gradient)
 
     @cached_property
     def kind_of_gradients(self) -> BufferKind | None:
         """The kind of its gradients, GRADIENT or ACCUMULATED_GRADIENT; None if it has none."""
-        return next((buffer.kind for buffer in self.buffers if buffer.kind in _GRADIENTS), None)
+        return next((buffer.kind for buffer in self.buffers if buffer.is_gradient), None)
 
     def with_gradients(self, kind: BufferKind) -> Program:
         """The step whose gradients are of ``kind``, GRADIENT or ACCUMULATED_GRADIENT."""
-        buffers = (replace(buffer, kind=kind) if buffer.kind in _GRADIENTS else buffer for buffer in self.buffers)
+        buffers = (replace(buffer, kind=kind) if buffer.is_gradient else buffer for buffer in self.buffers)
         return replace(self, buffers=tuple(buffers))
 
     def up_to(self, stop: int) -> Program:

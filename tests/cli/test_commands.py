@@ -16,6 +16,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.cli import entry
 from lmswap.cli.doctor import doctor_text
+from lmswap.cli.fit import Fit
 from lmswap.cli.plan_text import plan_text
 from lmswap.cli.step_plan import StepPlan
 from lmswap.errors import LmswapError, PlanInfeasible
@@ -181,7 +182,7 @@ def test_figures_count_swapped_and_recomputed_bytes():
     figures = step.figures()
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars
-    assert "5.00 s: at most 10.0 % above the best possible" in plan_text(step)
+    assert "5.00 s: at most 10.0 % above the best possible" in plan_text(step, Fit("8MiB", {1: step}, None, 1))
 
 
 def test_a_plan_can_be_looked_at_as_a_page(files, tmp_path, capsys):

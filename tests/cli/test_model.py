@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from lmswap.cli import entry
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
+from tests.cli.terminal_width import too_wide
 from tests.reporting.small_step import MACHINE
 
 MODULE = """
@@ -55,7 +56,7 @@ def plan(tmp_path, monkeypatch, capsys):
 
     def run(model, *arguments, budget="1GiB"):
         words = ["plan", "--model", f"planned_models:{model}", *arguments, "--machine", "machine.json", "--json"]
-        code = entry.main([*words, "--budget", budget])
+        code = entry.main(words if "--budget" in words else [*words, "--budget", budget])
         printed = capsys.readouterr()
         return code, json.loads(printed.out) if printed.out else None, printed.err
 
@@ -94,6 +95,40 @@ def test_a_forward_alone_swaps_weights(plan, capsys):
     assert "a forward alone, which updates nothing" in error
 
 
+def test_the_largest_batch_fits_and_the_next_does_not(plan, tmp_path, capsys):
+    options = ["--forward-only", "--min-swap", "4KiB"]
+    _, figures, _ = plan("layers", "--batch", "64Nx1024", *options, "--save", "program.json", budget="12MiB")
+    assert figures["sizes"][0]["batch"] == "64x1024"
+    fitting = [row["batch"] for row in figures["sizes"] if row["seconds_per_sample"]]
+    rows = int(fitting[-1].removesuffix("x1024"))
+    assert rows % 64 == 0
+    assert figures["peak_bytes"] <= 12 * 2**20
+    last = next(row for row in figures["sizes"] if row["batch"] == fitting[-1])
+    assert last["seconds_per_sample"] == pytest.approx(figures["step_seconds"] / rows)
+    program = Program.from_json((tmp_path / "program.json").read_text())
+    assert program.bytes_of(BufferKind.OUTPUT) == 4 * rows * 1024  # the saved program is that of the largest
+    assert plan("layers", "--batch", f"{rows}x1024", *options, budget="12MiB")[0] == 0
+    assert plan("layers", "--batch", f"{rows + 64}x1024", *options, budget="12MiB")[0] == 2
+    words = ["plan", "--model", "planned_models:layers", "--batch", "64Nx1024", "--machine", "machine.json", *options]
+    assert entry.main([*words, "--budget", "12MiB"]) == 0
+    printed = capsys.readouterr().out
+    assert f"\n{rows}x1024" in printed
+    assert too_wide(printed) == []
+
+
+def test_several_budgets_make_a_table(plan, capsys):
+    _, rows, _ = plan("layers", "--batch", "64Nx1024", "--forward-only", budget="1MiB,12MiB,16MiB")
+    assert rows[0]["refused"].startswith("policy 'auto' cannot fit this step into 1.0 MiB")
+    assert [row["budget_bytes"] for row in rows[1:]] == [12 * 2**20, 16 * 2**20]
+    words = ["plan", "--model", "planned_models:layers", "--batch", "64Nx1024", "--machine", "machine.json"]
+    assert entry.main([*words, "--forward-only", "--budget", "1MiB,12MiB,16MiB"]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[:4]] == ["budget", "1MiB", "12MiB", "16MiB"]
+    assert f"needs {rows[0]['needed_bytes'] / 2**20:.2f} MiB" in printed.splitlines()[1]
+    assert f"{rows[1]['copied_bytes']['disk']['in'] / 2**20:.2f} MiB" in printed.splitlines()[2]
+    assert too_wide(printed) == []
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "dtypes"),
     [
@@ -120,6 +155,10 @@ def test_inputs_have_the_dtype_of_the_model_unless_given(plan, tmp_path, model, 
         (["Images"], "needs the shapes of its inputs"),
         (["Images", "--batch", "2y3"], "cannot read --batch 2y3"),
         (["Images", "--batch", "2x3:float3"], "cannot read --batch 2x3:float3"),
+        (["Images", "--batch", "2Mx3"], "cannot read --batch 2Mx3"),
+        (["Images", "--batch", "Nx3x8x8", "--budget", "40%"], "is not a byte count"),
+        (["Images", "--batch", "2x3x8x8", "--budget", "1GiB,2GiB", "--html", "step.html"], "are for one budget"),
+        (["Images", "--batch", "Nx3x8x8", "--budget", "1GiB,2GiB", "--save", "program.json"], "are for one budget"),
         (["Images", "--batch", "2x3x8x8", "--save", "missing/program.json"], "cannot write 'missing/program.json'"),
         (["Branch", "--batch", "2x4"], "aten._local_scalar_dense.default needs values"),
         (["Two", "--batch", "2x4"], "Two cannot be captured without its memory: Two.forward() missing 1 required"),
