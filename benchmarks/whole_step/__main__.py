@@ -3,8 +3,8 @@
     python -m benchmarks.whole_step --models 14b-lora --batches 1x1024 2x4096 --machines h100_sxm --budgets 24GiB
 
 Every figure is a prediction by rooflines, of the operators that torch traces on this machine. Ratios are to a device
-without a limit; null where a schedule does not fit the budget, or moves nothing that the model has. Results are written
-after each row; rows that the file has from earlier runs stay in it.
+without a limit; null where a schedule does not fit the budget, or moves nothing that the model has. Results, and a page
+of them, are written after each row; rows that the file has from earlier runs stay in it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.unet3d.ending import run_to_end
 from benchmarks.unet3d.files import write_text
 from benchmarks.whole_step.models import MODELS, example, variants
 from benchmarks.whole_step.peers import PEERS, Setup, best_plan
+from benchmarks.whole_step.table import render
 from lmswap import dry_run
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
@@ -75,7 +76,8 @@ def plan_rows(options: argparse.Namespace) -> int:
                     row = {"tracing_cpu_seconds": tracing_seconds, **_row(steps, machine, parse_bytes(budget))}
                     name = f"{model}, {options.micro_batches} micro-batches of {batch}, {machine}, {budget}"
                     rows[name] = row
-                    write_text(options.output, to_json(rows) + "\n")
+                    write_text(options.output, to_json(rows))
+                    write_text(options.output.with_suffix(".md"), render(rows))
                     print_result(f"{name}: {json.dumps(row)}")
                     for peer in row["ahead"]:
                         how = "exact" if PEERS[peer].is_exact else "CPU Adam, other bits"

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from lmswap.analyze.liveness import LiveRange
+from lmswap.analyze.liveness import Gap, LiveRange
 from lmswap.ir.plan import Swap
 from lmswap.ir.program import BufferKind, Program
 
@@ -35,7 +35,7 @@ def layers(
 
 
 def stretch_ends(program: Program, groups: Sequence[Sequence[int]]) -> list[int]:
-    """The positions after the ops of a group, before the next one's; updates belong to the group before them."""
+    """The positions after the ops of a group, before the next one's; updates count as ops of none."""
     group_of = {buffer: number for number, group in enumerate(groups) for buffer in group}
     ends: list[int] = []
     current: int | None = None
@@ -73,43 +73,44 @@ def saved(program: Program, ranges: Iterable[LiveRange], min_bytes: int) -> list
     ]
 
 
-def streamed(
-    program: Program, live_range: LiveRange, ends: Sequence[int], slots: int, tier: str = "host"
-) -> Iterator[Swap]:
-    """Yield the swaps of one buffer, in each gap between its uses that the window does not cover.
+def streamed(program: Program, ranges: Iterable[LiveRange], ends: Sequence[int], slots: int) -> Iterator[Swap]:
+    """Yield the swaps of buffers, in each gap between two uses that the window does not cover.
 
     Args:
         program: the step.
-        live_range: of the buffer.
+        ranges: of the buffers.
         ends: of the stretches.
         slots: stretches that are on the device.
-        tier: where the buffer goes.
     """
-    gaps = list(pairwise(live_range.uses))
-    if program.buffers[live_range.buffer].is_persistent:
-        gaps.append((live_range.uses[-1], live_range.uses[0] + len(program.ops)))
-    is_stale, found = bool(live_range.writes), []  # whether its host copy, if there is one, is not what it holds
-    for after, before in gaps + gaps:  # the first time finds out what holds at the step's start
-        is_stale |= after in live_range.writes
-        release, in_start = _absence(program, live_range.buffer, (after, before), ends, slots, is_copied_out=is_stale)
-        if release < in_start:
-            found.append(Swap(live_range.buffer, tier, 0, after + 1 if is_stale else None, release, in_start, before))
-            is_stale = False
-    yield from found[len(found) // 2 :]
-
-
-def _absence(
-    program: Program, buffer: int, gap: tuple[int, int], ends: Sequence[int], slots: int, *, is_copied_out: bool
-) -> tuple[int, int]:
-    """The positions between which a buffer is not on the device in a gap; empty if the window covers it."""
-    num_ops, (after, before) = len(program.ops), gap
+    num_ops = len(program.ops)
     around = [end + step * num_ops for step in range(-1, 3) for end in ends]
-    left = bisect_left(around, after + 1) + (slots - 1 if is_copied_out else 0)
+    for live_range in ranges:
+        gaps = list(pairwise(live_range.uses))
+        if program.buffers[live_range.buffer].is_persistent:
+            gaps.append((live_range.uses[-1], live_range.uses[0] + num_ops))
+        is_stale, found = bool(live_range.writes), []  # whether its host copy, if there is one, is not what it holds
+        for after, before in gaps + gaps:  # the first time finds out what holds at the step's start
+            is_stale |= after in live_range.writes
+            gap = Gap(live_range.buffer, after, before)
+            release, in_start = _absence(program, gap, around, slots, is_copied_out=is_stale)
+            if release < in_start:
+                out_start = after + 1 if is_stale else None
+                found.append(Swap(live_range.buffer, "host", 0, out_start, release, in_start, before))
+                is_stale = False
+        yield from found[len(found) // 2 :]
+
+
+def _absence(program: Program, gap: Gap, around: Sequence[int], slots: int, *, is_copied_out: bool) -> tuple[int, int]:
+    """The positions between which a buffer is not on the device in a gap; empty if the window covers it."""
+    num_ops = len(program.ops)
+    left = bisect_left(around, gap.after + 1) + (slots - 1 if is_copied_out else 0)
     release = around[min(left, len(around) - 1)]
-    in_start = around[max(bisect_right(around, before) - slots, 0)]
-    if before >= num_ops:  # no copy is under way at the step's end
-        return min(release, max(num_ops, after + 1)), max(in_start, num_ops)
-    if program.buffers[buffer].kind is not BufferKind.ACTIVATION:
+    in_start = around[max(bisect_right(around, gap.before) - slots, 0)]
+    if release >= in_start:
+        return release, release
+    if gap.before >= num_ops:  # no copy is under way at the step's end
+        return min(release, max(num_ops, gap.after + 1)), max(in_start, num_ops)
+    if program.buffers[gap.buffer].kind is not BufferKind.ACTIVATION:
         return release, in_start
-    origin, destination = program.segment_of(after), program.segment_of(before)
+    origin, destination = program.segment_of(gap.after), program.segment_of(gap.before)
     return (0, 0) if origin == destination else (min(release, origin.stop), max(in_start, destination.start))

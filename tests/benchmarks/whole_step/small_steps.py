@@ -17,7 +17,7 @@ MACHINE: Machine = replace(unit_machine(), flops_per_second=1e30, bytes_per_seco
 HOST_BYTES_PER_SECOND = 28.0  # CPU Adam updates an element a second
 
 
-def training(layers: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch, *, trained: bool = True) -> Program:
+def training(layers: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> Program:
     """A step of layers with one bf16 weight each, of 2 bytes, in chunks of one; activations take a byte."""
     monkeypatch.setattr(module, "CHUNK_BYTES", 1)
     names = [f"layers.{number}.W" for number in range(layers)]
@@ -37,5 +37,5 @@ def training(layers: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch, *
         for buffer in step.program.buffers
     )
     pairs = tuple((step.id(name), step.id(gradient)) for name, gradient in zip(names, gradients, strict=True))
-    program = replace(step.program, buffers=buffers, gradients=pairs if trained else ())
+    program = replace(step.program, buffers=buffers, gradients=pairs)
     return training_step(program, ADAMW, micro_batches=micro_batches)

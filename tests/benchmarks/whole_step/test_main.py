@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.whole_step.__main__ import MACHINES, main
+from benchmarks.whole_step.__main__ import MACHINES, RESULTS, main
 from benchmarks.whole_step.peers import PEERS
+from benchmarks.whole_step.table import render
 from lmswap.ir.machine import Machine
 
 
@@ -37,6 +38,10 @@ def test_the_output_says_where_cpu_adam_wins(tmp_path: Path, capsys: pytest.Capt
     assert row["needed_bytes"] > 4 * 2**20  # no buffer is large enough to move
     assert "torchao" in row["ahead"] == [peer for peer, ratio in row["peers"].items() if ratio]
     assert "torchao is faster (CPU Adam, other bits): 1." in capsys.readouterr().out
+
+
+def test_the_page_is_that_of_the_stored_rows() -> None:
+    assert render(json.loads(RESULTS.read_text())) == RESULTS.with_suffix(".md").read_text()
 
 
 def test_described_machines_are_readable() -> None:

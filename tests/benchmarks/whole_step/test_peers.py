@@ -76,10 +76,10 @@ def test_torchao_updates_as_gradients_arrive(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_streamed_layers_arrive_while_the_layer_before_them_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies in take 2 s, a layer 1 s: the forward ends at 9 s. Two layers are in the window then, two are copied in.
+    """A copy takes 2 s, a layer 1 s: the forward ends at 7 s, as its first layer stays over the step's end.
 
-    In the backward a layer waits for the copies of its own weights and of the gradients before it: it ends at 15 s, the
-    last gradient has left at 18 s, and four updates follow.
+    In the backward a layer waits for its weights, and for gradients of the layer before the last one: it ends at 13 s.
+    The last gradient has left at 16 s, four updates follow, and the first layer's new weights arrive at 22 s.
     """
     found = checked(plan_of("megatrain", training(4, 1, monkeypatch), 13))
     assert found.plan.predicted_seconds == pytest.approx(22)
