@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 import lmswap
 from lmswap import progress
-from lmswap.session import compiled_graph
+from lmswap.capture import aot_stages
+from lmswap.session import compiled_graph, session
 
 
 @pytest.fixture(autouse=True)
@@ -120,10 +122,20 @@ def test_stages_and_progress_outside_of_a_wait_are_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
+@contextmanager
+def slow_stage(name, **how):
+    """A stage that lasts long enough to be seen beside other processes."""
+    with progress.stage(name, **how):
+        time.sleep(0.3)
+        yield
+
+
 def test_all_of_the_first_call_is_covered_and_later_steps_report_nothing(capsys, terminal, monkeypatch, tmp_path):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "_LONG_SECONDS", 0.0)  # a warm process on a fast machine takes less than a third
+    for module in (session, aot_stages):
+        monkeypatch.setattr(module, "stage", slow_stage)
     model = lmswap.enable(nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]))
     capsys.readouterr()
     started = time.monotonic()
