@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmswap.analyze.liveness import LiveRange, live_ranges
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Recompute
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import Schedule, schedule
 
 Bytes = NDArray[np.int64]
@@ -38,8 +38,10 @@ class StepMemory:
 
     program: Program
     costs: OpCosts
-    min_counted_bytes: int = 0  # smaller buffers are left out of allocated_bytes, freed_bytes and the curve
+    # Smaller buffers, and those of other kinds, are left out of allocated_bytes, freed_bytes and the curve.
+    min_counted_bytes: int = 0
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold
+    counted_kind: BufferKind | None = None  # None: all
 
     def with_recomputes(self, recomputes: Sequence[Recompute]) -> tuple[Schedule, StepMemory]:
         """The schedule of the step with ``recomputes``, and its memory."""
@@ -48,8 +50,9 @@ class StepMemory:
 
     def counted_bytes(self, buffer: int) -> int:
         """Bytes that ``buffer`` adds to the curve."""
-        nbytes = self.program.buffers[buffer].nbytes
-        return nbytes if nbytes >= self.min_counted_bytes else 0
+        found = self.program.buffers[buffer]
+        is_counted = found.nbytes >= self.min_counted_bytes and self.counted_kind in (None, found.kind)
+        return found.nbytes if is_counted else 0
 
     @cached_property
     def ranges(self) -> dict[int, LiveRange]:
@@ -67,10 +70,9 @@ class StepMemory:
         return self._changes((live_range.stop, live_range.buffer) for live_range in self.ranges.values())
 
     def _changes(self, ends: Iterable[tuple[int, int]]) -> list[int]:
-        changes, buffers, min_bytes = [0] * (len(self.program.ops) + 1), self.program.buffers, self.min_counted_bytes
+        changes = [0] * (len(self.program.ops) + 1)
         for position, buffer in ends:
-            if buffers[buffer].nbytes >= min_bytes:
-                changes[position] += buffers[buffer].nbytes
+            changes[position] += self.counted_bytes(buffer)
         return changes
 
     @cached_property

@@ -21,6 +21,7 @@ from lmswap.planner import POLICIES
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.page import ENDING, write_page
+from lmswap.reporting.picture import ENDINGS, write_picture
 from lmswap.reporting.text import format_seconds, print_result
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--all-buffers", action="store_true", help="print all buffers, not the ten largest")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too")
+    parser.add_argument("--plot", metavar="FILE", help=f"draw it, too: {', '.join(ENDINGS)}")
     parser.set_defaults(run=run)
 
 
@@ -74,7 +76,10 @@ def run(options: argparse.Namespace) -> int:
     if options.ranks is not None or options.network is not None:
         command = shlex.join(["python", "-m", "benchmarks.distributed", "predict", *options.words[1:]])
         raise OptionError(f"--ranks and --network have moved out of the package; in a checkout, run: {command}")
-    page = check_can_write(options.html, ENDING) if options.html else None
+    if options.html:
+        check_can_write(options.html, ENDING)
+    if options.plot:
+        check_can_write(options.plot, *ENDINGS)
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
     machine = read_parsed(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
     if (options.program is None) == (options.model is None):
@@ -92,8 +97,8 @@ def run(options: argparse.Namespace) -> int:
     [fit] = fits
     if isinstance(step := fit.outcome, Exception):
         raise step
-    if page is not None:
-        _write_page(page, step)
+    if options.html or options.plot:
+        _draw(options, step)
     text = json.dumps(fit.figures(), indent=1) if options.json else plan_text(step, fit, options.all_buffers)
     print_result(text)
     return 0
@@ -113,8 +118,8 @@ def _plan_all(
     from lmswap.cli.step_plan import plan_step
 
     budgets, degree = options.budget.split(","), model.degree if model else 0
-    if len(budgets) > 1 and (options.html or (options.save and degree)):
-        raise OptionError("--html, and --save with an N in --batch, are for one budget")
+    if len(budgets) > 1 and (options.html or options.plot or (options.save and degree)):
+        raise OptionError("--html, --plot, and --save with an N in --batch, are for one budget")
     program_of = model.program if model else lambda _: read_parsed(options.program, Program.from_json)
 
     @cache
@@ -137,19 +142,23 @@ def _plan_all(
     return [Fit(budget, tried(budget), model, options.micro_batches or 1) for budget in budgets]
 
 
-def _write_page(path: Path, step: StepPlan) -> None:
-    from lmswap.planner import simulate
-
-    program, plan = step.program, step.plan
-    predicted = simulate(program, step.memory.costs, step.machine, plan)
+def _draw(options: argparse.Namespace, step: StepPlan) -> None:
+    """Write the page and the picture of the predicted step."""
+    program, plan, predicted = step.program, step.plan, step.predicted()
+    title = f"{program.name} on {step.machine.name}: policy {plan.policy}"
+    if options.plot:
+        write_picture(Path(options.plot), (predicted,), title=title, budget_bytes=plan.budget_bytes, peak_bytes={})
+    if not options.html:
+        return
     summary = [
         ("peak of the step's tensors", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
         ("budget for the step's tensors", format_bytes(plan.budget_bytes)),
         ("step", f"{format_seconds(plan.predicted_seconds)} predicted"),
     ]
-    title = f"{program.name} on {step.machine.name}: policy {plan.policy}"
     decisions = buffer_decisions(program, plan, predicted)
-    write_page(path, (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes, summary=summary)
+    write_page(
+        Path(options.html), (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes, summary=summary
+    )
 
 
 def this_machine(tier: str | None) -> Machine:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.cli.fit import Fit, Outcome
-from lmswap.cli.step_plan import KINDS, StepPlan
+from lmswap.cli.step_plan import StepPlan
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting import make_explanation
@@ -89,7 +89,7 @@ def _rows(step: StepPlan) -> Iterator[tuple[str, str]]:
         yield "roofline", f"{format_seconds(step.roofline_seconds)}: {share:.0%} of the FLOP/s that the machine allows"
     if step.program.is_cyclic:
         yield "speed", f"{step.ratio:.3f} x a device without a limit"
-        parts = (f"{format_bytes(step.program.bytes_of(kind))} {name}" for kind, name in KINDS.items())
+        parts = (f"{format_bytes(nbytes)} {name}" for name, nbytes in step.state_bytes().items())
         yield "whole step", ", ".join(parts)
     for tier, (in_bytes, out_bytes) in step.copied_bytes().items():
         is_disk = tier == "disk"

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.bytesize import SHARE, format_bytes, min_share_taken, parse_budget, parse_share, unit_of
+from lmswap.ir.costs import OpCosts
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import schedule
+from lmswap.ir.timeline import Timeline
 from lmswap.planner import KEEP_WHAT_FITS, make_plan
+from lmswap.planner.simulate import simulate_swaps
 from lmswap.reporting.decisions import buffer_decisions
+from lmswap.reporting.picture import KINDS
 
 _WHOLE = "the unplanned peak"  # of which a budget may be a share
-KINDS = {
-    BufferKind.WEIGHT: "parameters",
-    BufferKind.SUMMED_GRADIENT: "gradients",
-    BufferKind.OPTIMIZER_STATE: "optimizer state",
-}
+_STATE = (BufferKind.WEIGHT, BufferKind.SUMMED_GRADIENT, BufferKind.OPTIMIZER_STATE)
 # What would reduce the bytes of a kind that an op needs, where these are a notable share of all that it needs.
 _REMEDIES = {
     BufferKind.WEIGHT: "smaller layers",
@@ -71,6 +71,29 @@ class StepPlan:
         """The seconds of the step's FLOPs alone; those of ops that checkpointing runs twice count twice."""
         return sum(op.flops for op in self.program.ops) / self.machine.flops_per_second
 
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of a whole step's parameters, gradients and optimizer state, by name."""
+        return {KINDS[kind][0]: self.program.bytes_of(kind) for kind in _STATE}
+
+    def predicted(self) -> Timeline:
+        """The simulated step, with memory by kind if it is a whole one."""
+        timeline = self._simulated(self.memory)
+        if not self.program.is_cyclic:
+            return timeline
+        timeline = replace(timeline, memory=timeline.memory[:-1])  # at the last point all buffers are freed
+        costs = self.memory.costs
+        without_scratch = OpCosts(costs.seconds, (0,) * len(costs.seconds), costs.source)
+        by_kind = {}
+        for kind in filter(self.program.bytes_of, _STATE):
+            found = self._simulated(StepMemory(self.program, without_scratch, counted_kind=kind))
+            by_kind[kind] = tuple(nbytes for _, nbytes in found.memory[:-1])
+        rest = (nbytes - sum(state) for (_, nbytes), *state in zip(timeline.memory, *by_kind.values(), strict=True))
+        return replace(timeline, bytes_by_kind=by_kind | {BufferKind.ACTIVATION: tuple(rest)})
+
+    def _simulated(self, memory: StepMemory) -> Timeline:
+        _, memory = memory.with_recomputes(self.plan.recomputes)
+        return simulate_swaps(memory, self.machine, self.plan.swaps)
+
     def copied_bytes(self) -> dict[str, tuple[int, int]]:
         """Bytes copied in and out in each step, by tier."""
         buffers = schedule(self.program, self.plan.recomputes).program.buffers
@@ -105,7 +128,7 @@ class StepPlan:
             "plan": json.loads(plan.to_json()),
         }
         if program.is_cyclic:
-            figures["whole_step"] = {name: program.bytes_of(kind) for kind, name in KINDS.items()}
+            figures["whole_step"] = self.state_bytes()
         return figures
 
 
@@ -174,7 +197,7 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
 def _with_state(refusal: PlanInfeasible, program: Program, step_bytes: int, min_swap_bytes: int) -> PlanInfeasible:
     """Return the refusal of a whole step with the bytes that do not depend on the batch, and what would reduce them."""
     kinds = dict(zip(program.buffer_names, (buffer.kind for buffer in program.buffers), strict=True))
-    nbytes = {kind: sum(n for name, n in refusal.live if kinds.get(name) is kind) for kind in KINDS}
+    nbytes = {kind: sum(n for name, n in refusal.live if kinds.get(name) is kind) for kind in _STATE}
     small_bytes = step_bytes - sum(n for _, n in refusal.live)  # of buffers that stay, though the op does not use them
     remedies = [remedy for kind, remedy in _REMEDIES.items() if nbytes[kind] >= _NOTABLE * step_bytes]
     if small_bytes >= _NOTABLE * step_bytes:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from lmswap.ir.program import BufferKind
 
 
 class Lane(StrEnum):
@@ -60,12 +63,14 @@ class Timeline:
     """The spans of one step, or of several: then ``steps`` says which, and seconds count from the first one's start.
 
     ``memory`` is (seconds, resident bytes), each holding until the next point; empty where it was not measured.
+    ``bytes_by_kind`` are parts of the bytes at each point, which add up to them; empty where kinds are not known.
     """
 
     source: str  # "predicted", "measured", or the profiler's name
     spans: tuple[Span, ...]
     memory: tuple[tuple[float, int], ...]
     steps: tuple[Step, ...] = ()
+    bytes_by_kind: Mapping[BufferKind, tuple[int, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         size = f"{len(self.spans)} spans, {len(self.memory)} points of memory"

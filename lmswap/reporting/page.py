@@ -18,7 +18,7 @@ from lmswap.ir.plan import Decision
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import BufferDecision
 from lmswap.reporting.output_file import check_can_write
-from lmswap.reporting.picture import curve
+from lmswap.reporting.picture import KINDS, curve
 
 ENDING = ".html"
 MAX_BUFFERS = 120  # drawn, largest first: two screens
@@ -71,11 +71,7 @@ def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], ma
         "sources": {timeline.source: _SOURCES[timeline.source] for timeline in timelines},
         "decisions": {decision: colour for decision, colour in _DECISIONS.items() if _has(shown, decision)},
         "clock": shown[0].clock if shown else "",
-        "memory": [
-            {"source": timeline.source, "points": _points(timeline, seconds, max_parts)}
-            for timeline in timelines
-            if timeline.memory
-        ],
+        "memory": [_memory(timeline, seconds, max_parts) for timeline in timelines if timeline.memory],
         "lanes": _lanes(timelines, seconds, names, max_parts),
         "names": list(names),
         "buffers": [_buffer(row, seconds) for row in shown],
@@ -92,12 +88,19 @@ def _has(decisions: Iterable[BufferDecision], decision: Decision) -> bool:
     return any(row.decision is decision for row in decisions)
 
 
-def _points(timeline: Timeline, seconds: float, max_parts: int) -> list[tuple[int, int]]:
-    """Return the memory curve, each group of neighbours as its highest value at the time of its first."""
-    points = list(zip(*curve(timeline), strict=True))
-    group = -(-len(points) // max_parts)
-    some = [points[start : start + group] for start in range(0, len(points), group)]
-    return [(_as_share(near[0][0], seconds), int(max(nbytes for _, nbytes in near))) for near in some]
+def _memory(timeline: Timeline, seconds: float, max_parts: int) -> dict[str, Any]:
+    """Return the memory curve and its kinds, each group of neighbours as its highest point at the time of its first."""
+    at, held = curve(timeline)
+    group = -(-len(at) // max_parts)
+    starts = range(0, len(at), group)
+    highest = [max(range(start, min(start + group, len(at))), key=held.__getitem__) for start in starts]
+    points = [(_as_share(at[start], seconds), int(held[high])) for start, high in zip(starts, highest, strict=True)]
+    kinds = []
+    for kind in timeline.bytes_by_kind:
+        name, colour = KINDS[kind]
+        nbytes = curve(timeline, kind)[1]
+        kinds.append({"name": name, "colour": colour, "nbytes": [int(nbytes[high]) for high in highest]})
+    return {"source": timeline.source, "points": points, "kinds": kinds}
 
 
 def _lanes(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.output_file import check_can_write
 from lmswap.reporting.text import format_seconds
@@ -28,6 +29,13 @@ LANE_COLOURS = {
     Lane.NETWORK: "#cc79a7",
 }
 _MEMORY, _INK, _FAINT = "#0072b2", "#22272b", "#c3c8cd"
+# Names and colours of the parts of a whole step's memory, from below; the last is all but the others.
+KINDS = {
+    BufferKind.WEIGHT: ("parameters", "#009e73"),
+    BufferKind.SUMMED_GRADIENT: ("gradients", "#d55e00"),
+    BufferKind.OPTIMIZER_STATE: ("optimizer state", "#f0e442"),
+    BufferKind.ACTIVATION: ("activations", _MEMORY),
+}
 
 
 def write_picture(
@@ -74,35 +82,57 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
     axes.set_title(f"{timeline.source}: {format_seconds(timeline.seconds)}", loc="left", fontsize=10, fontweight="bold")
     _draw_level(axes, f"budget {format_bytes(budget_bytes)}", budget_bytes / scale, _INK, align="right")
     if peak_bytes:
-        # The budget's line would cross a label between the two.
+        # The budget's line would cross a label between the two, and the curve one below both.
         is_close = peak_bytes <= budget_bytes < peak_bytes + _LABEL_SHARE * top
-        label = f"peak {format_bytes(peak_bytes)}"
-        _draw_level(axes, label, peak_bytes / scale, _MEMORY, align="left", hangs=is_close)
+        label, above = f"peak {format_bytes(peak_bytes)}", budget_bytes if is_close else peak_bytes
+        _draw_level(axes, label, peak_bytes / scale, _MEMORY, align="left", label_height=above / scale)
     if not timeline.memory:
         axes.text(0.5, 0.4, "memory over time was not recorded", transform=axes.transAxes, ha="center", color="gray")
         return
     seconds, resident = curve(timeline)
     resident = [nbytes / scale for nbytes in resident]
-    axes.fill_between(seconds, resident, step="post", color=_MEMORY, alpha=0.28, linewidth=0)
+    if timeline.bytes_by_kind:
+        _stack_kinds(axes, timeline, scale)
+    else:
+        axes.fill_between(seconds, resident, step="post", color=_MEMORY, alpha=0.28, linewidth=0)
     axes.step(seconds, resident, where="post", color=_MEMORY, linewidth=1.2)
     highest = max(timeline.memory, key=lambda point: point[1])
     axes.plot([highest[0]], [highest[1] / scale], "o", color=_MEMORY, markersize=5, clip_on=False)
 
 
+def _stack_kinds(axes: Axes, timeline: Timeline, scale: int) -> None:
+    """Fill the area below the curve by kind of buffers, with a legend."""
+    seconds, _ = curve(timeline)
+    below = [0.0] * len(seconds)
+    for kind in timeline.bytes_by_kind:
+        name, colour = KINDS[kind]
+        above = [low + nbytes / scale for low, nbytes in zip(below, curve(timeline, kind)[1], strict=True)]
+        axes.fill_between(seconds, below, above, step="post", color=colour, alpha=0.45, linewidth=0, label=name)
+        below = above
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles, labels, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(labels), fontsize=9, frameon=False)
+
+
 def _draw_level(
-    axes: Axes, label: str, height: float, colour: str, *, align: Literal["left", "right"], hangs: bool = False
+    axes: Axes,
+    label: str,
+    height: float,
+    colour: str,
+    *,
+    align: Literal["left", "right"],
+    label_height: float | None = None,
 ) -> None:
-    """Draw a line at ``height``, with its label above or below."""
+    """Draw a line at ``height``, with its label above it or a higher line."""
     axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
     is_left = align == "left"
     axes.annotate(
         label,
-        (0 if is_left else 1, height),
+        (0 if is_left else 1, height if label_height is None else label_height),
         xycoords=("axes fraction", "data"),
-        xytext=(4 if is_left else -4, -3 if hangs else 3),
+        xytext=(4 if is_left else -4, 3),
         textcoords="offset points",
         ha=align,
-        va="top" if hangs else "bottom",
+        va="bottom",
         color=colour,
         fontweight="bold",
         bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1},  # above the memory curve
@@ -110,9 +140,11 @@ def _draw_level(
     )
 
 
-def curve(timeline: Timeline) -> tuple[list[float], list[float]]:
-    """Return the points of the memory curve up to the end of the step; of several at one time, the last."""
-    points = [*timeline.memory, (max(timeline.seconds, timeline.memory[-1][0]), timeline.memory[-1][1])]
+def curve(timeline: Timeline, kind: BufferKind | None = None) -> tuple[list[float], list[float]]:
+    """Return the points of the memory curve, or ``kind``'s, up to the step's end; of several at one time, the last."""
+    held = timeline.bytes_by_kind[kind] if kind else [nbytes for _, nbytes in timeline.memory]
+    points = [(seconds, nbytes) for (seconds, _), nbytes in zip(timeline.memory, held, strict=True)]
+    points.append((max(timeline.seconds, points[-1][0]), points[-1][1]))
     lasting = [point for point, after in pairwise(points) if after[0] > point[0]] + points[-1:]
     return [seconds for seconds, _ in lasting], [float(nbytes) for _, nbytes in lasting]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from lmswap.analyze.liveness import live_ranges
 from lmswap.analyze.memory import Peak, StepMemory
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 from tests.ir.build import build
 from tests.ir.strategies import steps
 
@@ -41,6 +41,13 @@ def test_inputs_outputs_and_scratch_are_there_while_an_op_runs():
 def test_buffers_below_the_counted_size_are_not_in_the_curve():
     # f1 a; f2 a b; f3 a b + 5; g3 a b; g2 a
     assert StepMemory(STEP.program, STEP.costs, 3).curve.tolist() == [4, 7, 12, 7, 4]
+
+
+@given(steps())
+def test_the_curves_of_all_kinds_add_up_to_that_of_the_step(step):
+    memory = StepMemory(step.program, OpCosts(step.costs.seconds, (0,) * len(step.program.ops), "unit"))
+    by_kind = [replace(memory, counted_kind=kind).curve for kind in BufferKind]
+    assert sum(by_kind).tolist() == memory.curve.tolist()
 
 
 def test_the_floor_counts_used_and_unswappable_buffers():

@@ -120,6 +120,31 @@ def test_the_page_shows_what_is_swapped_over_the_step_end(plan: Plan, tmp_path: 
     assert "adam of W" in (tmp_path / "step.html").read_text()
 
 
+def memory_on(page: Path) -> dict[str, list[int]]:
+    """The bytes of a page's memory curve, and of its kinds."""
+    found = re.search(r'<script type="application/json" id="step">(.*)</script>', page.read_text())
+    assert found is not None
+    [curve] = json.loads(found[1])["memory"]
+    return {"all": [n for _, n in curve["points"]]} | {kind["name"]: kind["nbytes"] for kind in curve["kinds"]}
+
+
+def test_the_page_and_the_picture_stack_the_kinds(plan: Plan, tmp_path: Path) -> None:
+    files = ["--html", "step.html", "--plot", "step.svg"]
+    assert plan("--optimizer", "adam", *files)[0] == 0
+    held = memory_on(tmp_path / "step.html")
+    assert {*held["parameters"]} == {16 * MIB}
+    assert {*held["optimizer state"]} == {32 * MIB}
+    assert held["gradients"][0] == 0
+    assert max(held["gradients"]) == 8 * MIB  # each is used by the update that follows it
+    assert max(held["all"]) == figures(plan("--optimizer", "adam", "--json")[1])["plan"]["predicted_peak_bytes"]
+    picture = (tmp_path / "step.svg").read_text()
+    assert all(f">{name}<" in picture for name in held.keys() - {"all"})
+    assert plan("--optimizer", "adam", *files, budget="50MiB")[0] == 0
+    held = memory_on(tmp_path / "step.html")
+    assert min(held["parameters"] + held["optimizer state"]) < 16 * MIB  # swapped
+    assert min(map(min, held.values())) >= 0
+
+
 def test_a_step_of_several_micro_batches_takes_longer(plan: Plan) -> None:
     once, twice = (
         figures(plan("--optimizer", "adam", "--json", "--micro-batches", count)[1])["step_seconds"]

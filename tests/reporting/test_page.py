@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lmswap.errors import OptionError
+from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.resident_intervals import resident_intervals
@@ -60,6 +61,14 @@ def drawn(page):
     return json.loads(re.search(r'<script type="application/json" id="step">(.*)</script>', page)[1])
 
 
+def rendered(tmp_path, page):
+    """The elements of a page after its script has run in a browser."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    return subprocess.run(
+        [*command, f"--user-data-dir={tmp_path}", str(page)], capture_output=True, text=True, timeout=120
+    ).stdout
+
+
 def test_a_page_has_each_buffer_and_lane_and_needs_no_network(tmp_path):
     page = written(tmp_path, unplanned_step_bytes=8 * MIB)
     step = drawn(page)
@@ -104,6 +113,32 @@ def test_a_page_stays_small_however_many_ops_there_are(tmp_path):
     assert size < 10**6
 
 
+def test_the_kinds_of_a_whole_step_add_up_to_its_memory(tmp_path):
+    held = tuple((number, 1000 + number * 37 % 500) for number in range(10_000))  # neighbours are merged
+    weights = tuple(nbytes // 3 for _, nbytes in held)
+    rest = tuple(nbytes - nbytes // 3 for _, nbytes in held)
+    whole = Timeline("measured", (), held, bytes_by_kind={BufferKind.WEIGHT: weights, BufferKind.ACTIVATION: rest})
+    curves = {curve["source"]: curve for curve in drawn(written(tmp_path, measured=whole))["memory"]}
+    kinds = curves["measured"]["kinds"]
+    assert [kind["name"] for kind in kinds] == ["parameters", "activations"]
+    sums = [sum(nbytes) for nbytes in zip(*(kind["nbytes"] for kind in kinds), strict=True)]
+    assert sums == [nbytes for _, nbytes in curves["measured"]["points"]]
+    assert max(sums) == max(nbytes for _, nbytes in held)
+    assert curves["predicted"]["kinds"] == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_a_browser_stacks_the_kinds_of_a_whole_step(tmp_path):
+    plain = timeline("measured")
+    held = [nbytes for _, nbytes in plain.memory]
+    by_kind = {BufferKind.WEIGHT: tuple(n // 4 for n in held), BufferKind.ACTIVATION: tuple(n - n // 4 for n in held)}
+    written(tmp_path, measured=replace(plain, bytes_by_kind=by_kind))
+    seen = rendered(tmp_path, tmp_path / "step.html")
+    assert seen.count('fill-opacity="') == 2
+    assert seen.count("<path ") == 5  # the two kinds, the two curves, and the budget
+    assert ">parameters</span>" in seen
+
+
 def test_names_with_any_characters_are_text(tmp_path):
     evil = "</script><script>alert('@step@')</script><b>"
     page = written(tmp_path, model=evil)
@@ -120,13 +155,7 @@ def test_a_browser_draws_the_page_and_shows_the_hovered_buffer(tmp_path):
       bars.at(-1).dispatchEvent(new PointerEvent("pointermove", {bubbles: true}));
     </script></body>"""
     (tmp_path / "pointed.html").write_text(page.replace("</body>", point))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
-    seen = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path}", str(tmp_path / "pointed.html")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    seen = rendered(tmp_path, tmp_path / "pointed.html")
     step = drawn(page)
     num_spans = sum(len(lane["spans"]) for lane in step["lanes"])
     assert seen.count("<rect ") == num_spans + sum(len(buffer["bars"]) for buffer in step["buffers"])

@@ -1,13 +1,18 @@
 import random
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from lmswap.errors import OptionError
+from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.reporting.picture import merge_spans
-from tests.reporting.small_step import planned_report, report
+from lmswap.reporting.picture import KINDS, merge_spans, write_picture
+from tests.reporting.small_step import MIB, planned_report, report, timeline
+
+LABELS = ("budget 12.00 MiB", r"peak [\d.]+ MiB")
 
 
 def test_a_png_and_an_svg_are_written(tmp_path):
@@ -19,6 +24,31 @@ def test_a_png_and_an_svg_are_written(tmp_path):
         assert words in drawn
     for lane in ("compute", "stall", "out", "in"):
         assert f">{lane}" in drawn
+
+
+def test_the_label_of_a_peak_close_to_the_budget_is_above_both_lines(tmp_path):
+    heights = {}
+    for peak_bytes in (11.9 * MIB, 6 * MIB):
+        report(measured_peak_bytes=peak_bytes).plot(tmp_path / "step.svg")
+        drawn = (tmp_path / "step.svg").read_text()
+        found = [re.search(rf' y="([\d.]+)"[^>]*>{label}<', drawn.split("measured: ")[1]) for label in LABELS]
+        heights[peak_bytes] = [float(label[1]) for label in found]
+    budget_height, peak_height = heights[11.9 * MIB]
+    assert peak_height == budget_height
+    budget_height, peak_height = heights[6 * MIB]
+    assert peak_height > budget_height + 20  # further down
+
+
+def test_the_kinds_of_a_whole_step_are_stacked(tmp_path):
+    plain = timeline("predicted")
+    held = [nbytes for _, nbytes in plain.memory]
+    by_kind = {BufferKind.WEIGHT: tuple(n // 4 for n in held), BufferKind.ACTIVATION: tuple(n - n // 4 for n in held)}
+    for kinds, names in ({}, []), (by_kind, ["parameters", "activations"]):
+        whole = replace(plain, bytes_by_kind=kinds)
+        write_picture(tmp_path / "step.svg", [whole], title="Small", budget_bytes=8 * MIB, peak_bytes={})
+        drawn = (tmp_path / "step.svg").read_text()
+        assert [name for name, _ in KINDS.values() if f">{name}<" in drawn] == names
+        assert drawn.count("FillBetweenPolyCollection") == max(1, len(names))
 
 
 def test_a_timeline_without_a_memory_curve_states_this(tmp_path):
