@@ -23,6 +23,7 @@ from lmswap.ir.fixed_memory import FixedMemory
 
 Outcome = StepPlan | PlanInfeasible | TierError
 _MAX_FACTOR = 10_000  # from one size to the next
+_MAX_SIZE = 10**9  # where nothing depends on the size
 _MAX_POINTS = 3  # of an interpolation
 
 
@@ -67,7 +68,8 @@ class Fit:
         if isinstance(self.outcome, StepPlan):
             figures = self.outcome.figures()
         else:
-            figures = {"refused": str(self.outcome), "needed_bytes": getattr(self.outcome, "needed_bytes", None)}
+            needed_bytes = getattr(self.outcome, "needed_bytes", None)
+            figures = {"budget": self.budget, "refused": str(self.outcome), "needed_bytes": needed_bytes}
         sizes = [
             {"batch": batch, "seconds_per_sample": self.seconds_per_sample(size)}
             for size, batch in self.batches.items()
@@ -131,4 +133,5 @@ def _largest_within(room_bytes: int, floors: dict[int, Bytes], degree: int) -> i
         weights = {x: math.prod((at - other) / (x - other) for other in points if other != x) for x in points}
         return float(sum(weights[x] * points[x] for x in points).max()) > room_bytes
 
-    return bisect_left(range(_MAX_FACTOR * max(floors)), True, lo=1, key=exceeds) - 1
+    sizes = range(1, min(_MAX_FACTOR * max(floors), _MAX_SIZE) + 1)
+    return bisect_left(sizes, True, key=exceeds)

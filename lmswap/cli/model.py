@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_BATCH = re.compile(r"((?:\d+|\d*N)(?:x(?:\d+|\d*N))*)(?::(\w+))?")
+_BATCH = re.compile(r"((?:\d+|(?:[1-9]\d*)?N)(?:x(?:\d+|(?:[1-9]\d*)?N))*)(?::(\w+))?")
 _ON_DISK = ("disk", "compressed")  # the tiers of a CPU
 _CPU_OPERATORS = "traced with the operators of a CPU, as torch can use no GPU here; a GPU's fuse more"
 
@@ -74,7 +74,7 @@ class TracedModel:
         """The power of N that inputs grow with; 0 where no shape has one."""
         return max(sum(isinstance(part, _Multiple) for part in sizes) for sizes, _ in self._inputs)
 
-    def program(self, size: int = 1) -> Program:
+    def program(self, size: int) -> Program:
         """Return the program with inputs in which N is ``size``.
 
         Raises:

@@ -99,7 +99,9 @@ def run(options: argparse.Namespace) -> int:
         raise step
     if options.html or options.plot:
         _draw(options, step)
-    text = json.dumps(fit.figures(), indent=1) if options.json else plan_text(step, fit, options.all_buffers)
+    text = (
+        json.dumps(fit.figures(), indent=1) if options.json else plan_text(step, fit, all_buffers=options.all_buffers)
+    )
     print_result(text)
     return 0
 

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from lmswap.cli.fit import Fit, Outcome
 from lmswap.cli.step_plan import StepPlan
-from lmswap.errors import PlanInfeasible
+from lmswap.errors import PlanInfeasible, TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting import make_explanation
 from lmswap.reporting.text import figure_table, format_excess, format_seconds, render_text
 
 
-def plan_text(step: StepPlan, fit: Fit, all_buffers: bool = False) -> str:
+def plan_text(step: StepPlan, fit: Fit, *, all_buffers: bool = False) -> str:
     """Return the figures of ``step``, the plan that fits, the sizes that were tried, and the plan's largest buffers."""
     program, plan = step.program, step.plan
     table = Table.grid(padding=(0, 2))
@@ -44,9 +44,11 @@ def budgets_text(fits: Sequence[Fit]) -> str:
     table = figure_table("budget", *batch, "ratio", "bound", "in", "out", tier, gap=1)
     for fit, outcome in zip(fits, outcomes, strict=True):
         table.add_row(fit.budget, *_row(fit, fit.size), *_traffic(outcome))
-    note = f"The steps were {fits[0].note}." if fits[0].note else ""
-    about = "Ratio and bound: seconds of the plan, and the least of any, over those in unlimited memory."
-    return render_text(table, Text(), about, note)
+    notes = ["Ratio and bound: seconds of the plan, and the least of any, over those in unlimited memory."]
+    if fits[0].note:
+        notes.append(f"The steps were {fits[0].note}.")
+    notes += [f"{fit.budget}: {fit.outcome}" for fit in fits if isinstance(fit.outcome, TierError)]
+    return render_text(table, Text(), *notes)
 
 
 def _sizes_table(fit: Fit) -> Table:
@@ -67,8 +69,7 @@ def _row(fit: Fit, size: int) -> Iterator[str]:
         return
     seconds = fit.seconds_per_sample(size) if fit.batches else outcome.plan.predicted_seconds
     yield format_seconds(seconds or 0.0)
-    yield f"{outcome.ratio:.3f}"
-    yield f"{outcome.ratio * outcome.bound_seconds / outcome.plan.predicted_seconds:.3f}"
+    yield from outcome.ratios()
 
 
 def _traffic(outcome: Outcome) -> Iterator[str]:
@@ -86,9 +87,10 @@ def _rows(step: StepPlan) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of what the step is compared with, and what it copies."""
     if step.roofline_seconds:
         share = step.roofline_seconds / step.plan.predicted_seconds
-        yield "roofline", f"{format_seconds(step.roofline_seconds)}: {share:.0%} of the FLOP/s that the machine allows"
+        allowed = f"{100 * share:.0f} % of what the hardware allows"
+        yield "roofline", f"{format_seconds(step.roofline_seconds)} for its FLOPs alone: {allowed}"
     if step.program.is_cyclic:
-        yield "speed", f"{step.ratio:.3f} x a device without a limit"
+        yield "speed", f"{step.ratios()[0]} x a device without a limit"
         parts = (f"{format_bytes(nbytes)} {name}" for name, nbytes in step.state_bytes().items())
         yield "whole step", ", ".join(parts)
     for tier, (in_bytes, out_bytes) in step.copied_bytes().items():

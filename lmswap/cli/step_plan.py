@@ -57,14 +57,14 @@ class StepPlan:
         return self.plan.predicted_peak_bytes + fixed.before_bytes + fixed.reserve_bytes
 
     @property
-    def ratio(self) -> float:
-        """Its seconds over those in unlimited memory."""
-        return self.plan.predicted_seconds / (self.memory.costs.free_seconds or 1.0)
-
-    @property
     def bound_seconds(self) -> float:
         """No plan is faster, with ops in this order; 0 where no bound is known."""
         return self.plan.certificate.seconds if self.plan.certificate else 0.0
+
+    def ratios(self) -> tuple[str, str]:
+        """The plan's seconds and those of the bound, over those in unlimited memory, as text."""
+        free_seconds = self.memory.costs.free_seconds or 1.0
+        return f"{self.plan.predicted_seconds / free_seconds:.3f}", f"{self.bound_seconds / free_seconds:.3f}"
 
     @property
     def roofline_seconds(self) -> float:

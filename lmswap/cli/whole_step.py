@@ -27,7 +27,7 @@ def whole_step(program: Program, options: argparse.Namespace) -> Program:
     Raises:
         OptionError: an unknown optimizer, options that need one, or a program without the gradients of parameters.
     """
-    is_forward = all(segment.phase == "inference" for segment in program.segments)
+    is_forward = {segment.phase for segment in program.segments} == {"inference"}
     if options.optimizer is None:
         if options.micro_batches is not None or options.clip_norm:
             raise OptionError("--micro-batches and --clip-norm are of an optimizer's step: give --optimizer, too")

@@ -87,6 +87,12 @@ def test_if_no_size_fits_the_smallest_is_refused() -> None:
     assert isinstance(tried[1], PlanInfeasible)
 
 
+def test_the_search_ends_where_nothing_depends_on_the_size() -> None:
+    steps = Steps([lambda _: 5000])
+    assert max(fitting(find_largest(steps.memory_of, steps.plan, BUDGET_BYTES, 1))) == 10**9
+    assert len(steps.traced) <= 5
+
+
 def test_a_tier_that_is_too_small_limits_the_size() -> None:
     steps = Steps(STEPS["in proportion"][0])
 

@@ -89,7 +89,7 @@ def test_the_roofline_is_that_of_the_steps_flops(plan: Plan, tmp_path: Path) -> 
     assert found["roofline_seconds"] == (2 * 4 * 1000 + 2 * num_updated) / MACHINE.flops_per_second
     share = found["roofline_seconds"] / found["step_seconds"]
     printed = plan("--optimizer", "sgd", "--micro-batches", "2", file="counted.json")[1]
-    assert f"{share:.0%} of the FLOP/s that the machine allows" in printed
+    assert f"for its FLOPs alone: {100 * share:.0f} % of what the hardware allows" in printed
 
 
 def test_a_refusal_says_what_reduces_the_state_of_a_whole_step(plan: Plan, tmp_path: Path) -> None:
