@@ -80,13 +80,12 @@ class StepPlan:
         timeline = self._simulated(self.memory)
         if not self.program.is_cyclic:
             return timeline
-        timeline = replace(timeline, memory=timeline.memory[:-1])  # at the last point all buffers are freed
         costs = self.memory.costs
         without_scratch = OpCosts(costs.seconds, (0,) * len(costs.seconds), costs.source)
         by_kind = {}
         for kind in filter(self.program.bytes_of, _STATE):
             found = self._simulated(StepMemory(self.program, without_scratch, counted_kind=kind))
-            by_kind[kind] = tuple(nbytes for _, nbytes in found.memory[:-1])
+            by_kind[kind] = tuple(nbytes for _, nbytes in found.memory)
         rest = (nbytes - sum(state) for (_, nbytes), *state in zip(timeline.memory, *by_kind.values(), strict=True))
         return replace(timeline, bytes_by_kind=by_kind | {BufferKind.ACTIVATION: tuple(rest)})
 

@@ -78,14 +78,18 @@ class _Simulation:
         memory, lanes, spans, curve = self._memory, self._lanes, self._spans, self._curve
         num_ops = len(memory.program.ops)
         actions, allocated_bytes, freed_bytes = self._actions(num_ops), memory.allocated_bytes, memory.freed_bytes
-        for swap, nbytes in zip(self._swaps, self._counted_bytes, strict=True):
-            self._resident_bytes -= nbytes if swap.crosses_end(num_ops) else 0
+        persistent_bytes = sum(memory.counted_bytes(buffer.id) for buffer in self._buffers if buffer.is_persistent)
+        self._resident_bytes = persistent_bytes - sum(
+            nbytes for swap, nbytes in zip(self._swaps, self._counted_bytes, strict=True) if swap.crosses_end(num_ops)
+        )
+        if memory.program.is_cyclic:
+            curve.append((0.0, self._resident_bytes))
         steps = zip(memory.program.ops, memory.costs.seconds, memory.costs.scratch_bytes, strict=True)
         for position, (op, seconds, scratch_bytes) in enumerate(steps):
             self._resident_bytes -= freed_bytes[position]
             for action, number in actions.get(position, ()):
                 action(number)
-            self._resident_bytes += allocated_bytes[position]
+            self._resident_bytes += allocated_bytes[position] - (0 if position else persistent_bytes)
             curve.append((lanes.clock, self._resident_bytes + scratch_bytes))
             self._queue(lanes.queue_op, op.name)
             start = lanes.clock
@@ -93,7 +97,7 @@ class _Simulation:
             spans.append(Span(Lane.COMPUTE, op.name, start, lanes.clock))
         for action, number in actions.get(num_ops, ()):
             action(number)
-        curve.append((lanes.clock, self._resident_bytes - freed_bytes[-1]))
+        curve.append((lanes.clock, self._resident_bytes - freed_bytes[-1] + persistent_bytes))
         return Timeline("predicted", tuple(spans), tuple(curve))
 
     def _actions(self, num_ops: int) -> dict[int, list[tuple[Callable[[int], None], int]]]:

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, PlanInvalid
 from lmswap.ir.certificate import Certificate
+from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane
 from lmswap.planner import KEEP_WHAT_FITS, make_plan, simulate, verify
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
+from lmswap.planner.simulate import simulate_swaps
 from tests.cases import FACTOR
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import cyclic_steps, machines
@@ -80,7 +83,7 @@ def test_a_buffer_swapped_over_the_step_end_is_non_resident_there() -> None:
     # "a" ends at 1, the copy of 2 bytes starts then and arrives at 3: "b" hides one of its two seconds.
     assert timeline.seconds == 4
     assert [(span.start_seconds, span.end_seconds) for span in timeline.spans if span.lane is Lane.IN] == [(1, 3)]
-    assert timeline.memory[0] == (0.0, 2 + 2 + 1)  # without WC, with p
+    assert timeline.memory[:2] == ((0.0, 2 + 2), (0.0, 2 + 2 + 1))  # without WC, then with p
 
 
 def test_a_buffer_swapped_in_the_next_step_is_resident_at_the_step_end() -> None:
@@ -306,6 +309,18 @@ def test_random_plans_of_cyclic_steps_are_valid_and_no_faster_than_the_bound(
     certificate = certify(step.program, step.costs, machine, **limits)
     verify_certificate(step.program, step.costs, machine, certificate, **limits)
     assert certificate.seconds <= timeline.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=20 * FACTOR)
+@given(cyclic_steps().flatmap(lambda step: st.tuples(st.just(step), random_plans(step))))
+def test_what_persists_takes_as_much_at_the_end_of_a_step_as_at_its_start(planned: tuple[Step, Plan]) -> None:
+    step, plan = planned
+    for kind in (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE):
+        costs = OpCosts(step.costs.seconds, (0,) * len(step.program.ops), "unit")
+        memory = StepMemory(step.program, costs, counted_kind=kind)
+        held = [nbytes for _, nbytes in simulate_swaps(memory, unit_machine(), plan.swaps).memory]
+        assert held[0] == held[-1]
+        assert 0 <= min(held) <= max(held) <= step.program.bytes_of(kind)
 
 
 @settings(max_examples=20 * FACTOR)
