@@ -88,16 +88,18 @@ def streamed(program: Program, ranges: Iterable[LiveRange], ends: Sequence[int],
         gaps = list(pairwise(live_range.uses))
         if program.buffers[live_range.buffer].is_persistent:
             gaps.append((live_range.uses[-1], live_range.uses[0] + num_ops))
-        is_stale, found = bool(live_range.writes), []  # whether its host copy, if there is one, is not what it holds
-        for after, before in gaps + gaps:  # the first time finds out what holds at the step's start
-            is_stale |= after in live_range.writes
-            gap = Gap(live_range.buffer, after, before)
-            release, in_start = _absence(program, gap, around, slots, is_copied_out=is_stale)
-            if release < in_start:
-                out_start = after + 1 if is_stale else None
-                found.append(Swap(live_range.buffer, "host", 0, out_start, release, in_start, before))
-                is_stale = False
-        yield from found[len(found) // 2 :]
+        is_stale = bool(live_range.writes)  # whether its host copy, if there is one, is not what it holds
+        for _ in range(2):  # the first time finds out what holds at the step's start
+            found = []
+            for after, before in gaps:
+                is_stale |= after in live_range.writes
+                gap = Gap(live_range.buffer, after, before)
+                release, in_start = _absence(program, gap, around, slots, is_copied_out=is_stale)
+                if release < in_start:
+                    out_start = after + 1 if is_stale else None
+                    found.append(Swap(live_range.buffer, "host", 0, out_start, release, in_start, before))
+                    is_stale = False
+        yield from found
 
 
 def _absence(program: Program, gap: Gap, around: Sequence[int], slots: int, *, is_copied_out: bool) -> tuple[int, int]:
