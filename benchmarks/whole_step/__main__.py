@@ -39,6 +39,7 @@ from lmswap.reporting.text import print_result
 RESULTS = Path(__file__).parents[1] / "results" / "whole_step.json"
 MACHINES = Path(__file__).with_name("machines")
 _MIN_SWAP_BYTES = 2**20
+_MIN_LEAD = 5e-4  # of ratios: less is no difference in the page
 _OPTIMIZER = optimizer_called("adamw")
 _SOCKET_BYTES_PER_SECOND = 300e9  # of the memory that CPU Adam reads and writes
 _HOST_BYTES_PER_SECOND = {"gh200": 450e9}
@@ -123,7 +124,7 @@ def _row(steps: Sequence[Program], machine_name: str, budget_bytes: int) -> dict
     for name, peer in PEERS.items():
         best = best_plan(peer, steps, setup, budget_bytes)
         ratios[name] = best and best.plan.predicted_seconds / costs.free_seconds
-    row["ahead"] = [name for name, ratio in ratios.items() if ratio and ratio < row.get("ratio", math.inf)]
+    row["ahead"] = [name for name, ratio in ratios.items() if ratio and ratio < row.get("ratio", math.inf) - _MIN_LEAD]
     return row
 
 

@@ -40,6 +40,12 @@ def test_the_output_says_where_cpu_adam_wins(tmp_path: Path, capsys: pytest.Capt
     assert "torchao is faster (CPU Adam, other bits): 1." in capsys.readouterr().out
 
 
+def test_stored_rows_name_the_schedules_that_are_faster() -> None:
+    for row in json.loads(RESULTS.read_text()).values():
+        faster = [peer for peer, ratio in row["peers"].items() if ratio and ratio < row.get("ratio", 1e9) - 5e-4]
+        assert row["ahead"] == faster
+
+
 def test_the_page_is_that_of_the_stored_rows() -> None:
     assert render(json.loads(RESULTS.read_text())) == RESULTS.with_suffix(".md").read_text()
 
