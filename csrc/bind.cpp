@@ -226,8 +226,8 @@ void bind_engine(nb::module_& module) {
       .def(
           "can_hold", [](PyEngine& self) { return self.get().can_hold(); }, WithoutGil())
       .def(
-          "hold", [](PyEngine& self, uint64_t stream, double most_seconds) { self.get().hold(stream, most_seconds); },
-          "stream"_a, "most_seconds"_a, WithoutGil())
+          "hold", [](PyEngine& self, uint64_t stream, double max_seconds) { self.get().hold(stream, max_seconds); },
+          "stream"_a, "max_seconds"_a, WithoutGil())
       .def(
           "let_go", [](PyEngine& self) { self.get().let_go(); }, WithoutGil())
       .def(

@@ -239,7 +239,7 @@ def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:
     step = _planned(model)
     session = _session(model)
     return make_explanation(
-        step.joined.program,
+        step.merged.program,
         step.plan,
         policy=session.options.policy,
         plan_notes=session.plan_notes,

@@ -37,7 +37,7 @@ from lmswap.progress import reported
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks, hooks_disabled_reason
 from lmswap.saved_tensors.plan_actions import PlannedEvents
-from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
+from lmswap.saved_tensors.step import HookedStep, LazyHookedStep, storages_of
 from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
 from lmswap.session.hooked_steps import HookedSteps
@@ -78,8 +78,8 @@ class ModelCall:
         self._steps = HookedSteps(session)
         self._recompiles = Recompiles(session.name)
         self._traced_in: GlobalState | None = None
-        self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may still need them
-        self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
+        self._saving: list[weakref.ref[HookedStep]] = []  # whose backward may still need them
+        self._backward: tuple[SegmentKey, int, HookedStep] | None = None  # the recorder's segment under way
         self._compiled: CompiledCall | None = None
         if session.options.compiler == "eager":
             session.notes.append('path: saved-tensor hooks for the whole model, as requested by compiler="eager"')
@@ -155,7 +155,7 @@ class ModelCall:
     def spare_bytes(self) -> int:  # noqa: D102
         return self._steps.spare_bytes()
 
-    def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
+    def backward_begins(self, step: HookedStep) -> None:  # noqa: D102
         self._session.engine.check_open()
         self._end_segment()
         key = (_known_as(step), "backward")
@@ -164,7 +164,7 @@ class ModelCall:
     def begin_op(self) -> None:  # noqa: D102
         self._session.recorder.begin_op()
 
-    def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
+    def backward_ends(self, step: HookedStep) -> None:  # noqa: D102
         self._end_segment()
         self._session.engine.check_async_errors()
         self._steps.ended(step)
@@ -180,7 +180,7 @@ class ModelCall:
         """Run the graphs; hooks serve what is saved outside of them, which decides the path of the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
         num_captured, is_first = session.num_captured, not session.graphs
-        outside = LateStep(
+        outside = LazyHookedStep(
             lambda: self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
         )
         if is_first:
@@ -227,7 +227,7 @@ class ModelCall:
             outside.step.end_forward()
         return result
 
-    def _choose_path(self, step: EagerStep, reasons: list[str]) -> None:
+    def _choose_path(self, step: HookedStep, reasons: list[str]) -> None:
         """Keep graphs or switch to hooks for the next calls, by what ``step`` saved outside of graphs."""
         session = self._session
         if session.graphs:
@@ -315,11 +315,11 @@ class ModelCall:
 
     def _step(
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
-    ) -> EagerStep:
+    ) -> HookedStep:
         def resident() -> frozenset[int]:
             return storages_of([*all_own_tensors(self._model), *tensors((args, kwargs))])
 
-        return EagerStep(self, planned, resident, kind=kind, records=records)
+        return HookedStep(self, planned, resident, kind=kind, records=records)
 
     def _kind(self, args: Any, kwargs: Any) -> Hashable:
         """Return a key of the step, known before it has saved anything."""
@@ -348,11 +348,11 @@ def _unmanageable_place() -> str | None:
     return None
 
 
-def _known_as(step: EagerStep) -> int:
+def _known_as(step: HookedStep) -> int:
     """Return the graph that records name for ``step``, by the plan that it began with."""
     return step.graph if step.graph is not None else UNPLANNED
 
 
-def _follows(step: EagerStep) -> tuple[int, ...]:
+def _follows(step: HookedStep) -> tuple[int, ...]:
     """Return the plan that ``step`` follows now, as records name it."""
     return (step.planned.graph,) if step.planned is not None else ()

@@ -53,9 +53,9 @@ class EmulatedDriver:
         self._library.emulated_gpu_bytes_of.argtypes = [ctypes.c_void_p]
         self._library.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
 
-    def set_delay(self, most_seconds: float) -> None:
+    def set_delay(self, max_seconds: float) -> None:
         """From now on everything queued runs late by a random time of at most so many seconds."""
-        self._library.emulated_gpu_configure(0, 0, 0, most_seconds)
+        self._library.emulated_gpu_configure(0, 0, 0, max_seconds)
 
     def ignore_waits(self, is_on: bool) -> None:
         """Whether streams wait for no event: what an engine would do that forgot to ask for it."""

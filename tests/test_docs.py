@@ -9,8 +9,8 @@ import lmswap
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/*.md"))
-MOST_WORDS = 14_000  # of docs/, as `wc -w` counts
-MOST_WORDS_IN_A_SENTENCE = 35
+MAX_WORDS = 14_000  # of docs/, as `wc -w` counts
+MAX_WORDS_IN_A_SENTENCE = 35
 
 MODULE = re.compile(r"\b(?:lmswap|benchmarks|tests)(?:\.[A-Za-z_]\w*)+\b(?![\w.]*/\d)")  # a schema ends in /1
 # Keys of metrics begin with lmswap/ too.
@@ -50,11 +50,11 @@ def is_there(name: str) -> bool:
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
 def test_no_sentence_is_long(page):
     found = sentences(page.read_text(encoding="utf-8"))
-    assert not [sentence for sentence in found if num_words(sentence) > MOST_WORDS_IN_A_SENTENCE]
+    assert not [sentence for sentence in found if num_words(sentence) > MAX_WORDS_IN_A_SENTENCE]
 
 
 def test_the_pages_are_short_in_all():
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= MOST_WORDS
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= MAX_WORDS
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)

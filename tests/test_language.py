@@ -32,16 +32,16 @@ SOURCES = {
     "tests": ("*.py", "*.h", "*.cpp"),
     "benchmarks": ("*.py",),
 }
-MOST_HITS = {"tests": 2, "benchmarks": 2}  # none elsewhere; may only be lowered
+MAX_HITS = {"tests": 2, "benchmarks": 2}  # none elsewhere; may only be lowered
 # Words of identifiers: max_ and min_, swap, action, recompute, report, request and overlap are the standard ones.
 HOUSE_NAME = re.compile(
     r"_*(?:most|least)_.*|(?:.*_)?(?<!round_)(?:fates?|trips?|redo|reruns?|remade|wish(?:es)?|hopeless|promised|heeds?|told|"
     r"tells?|asks?|asked|hands|nobody|whoever|beside)(?:_.*)?"
 )
-NAMED = ("lmswap", "csrc/planner")
+NAMED = ("lmswap", "csrc", "tools")
 PUBLIC_NAMES = {"least_budget", "reruns", "rerun", "not_beside_plain"}
 # Distinct names; none elsewhere; may only be lowered.
-MOST_NAMES = {"lmswap": 1, "lmswap/session": 8, "lmswap/runtime": 2, "csrc/planner": 1}
+MAX_NAMES = {"lmswap": 1, "lmswap/session": 1, "csrc/planner": 1, "csrc/src": 1, "tools/emulated_gpu": 4}
 QUESTION = re.compile(r"(?:who|whom|whose|what|which|when|where|why|how|does|do|is|are|can|may|shall|must)\b", re.I)
 
 
@@ -78,7 +78,7 @@ def packages() -> dict[str, list[Path]]:
         for pattern in patterns:
             for path in sorted((ROOT / top).rglob(pattern)):
                 parts = path.relative_to(ROOT).parts
-                depth = 1 if top in MOST_HITS else 2
+                depth = 1 if top in MAX_HITS else 2
                 found.setdefault("/".join(parts[:-1][:depth]), []).append(path)
     return found
 
@@ -124,14 +124,14 @@ def test_packages_use_the_terms_of_the_glossary(package):
         for line, text in texts_of(path) + names_of_tests(path)
         for each in HOUSE.finditer(text)
     ]
-    assert len(found) <= MOST_HITS.get(package, 0), "\n".join(found)
+    assert len(found) <= MAX_HITS.get(package, 0), "\n".join(found)
 
 
 @pytest.mark.parametrize("package", [package for package in sorted(PACKAGES) if package.startswith(NAMED)])
 def test_names_use_the_terms_of_the_glossary(package):
     names = set[str]().union(*map(identifiers_of, PACKAGES[package])) - PUBLIC_NAMES
     found = sorted(name for name in names if HOUSE_NAME.fullmatch(name))
-    assert len(found) <= MOST_NAMES.get(package, 0), found
+    assert len(found) <= MAX_NAMES.get(package, 0), found
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))

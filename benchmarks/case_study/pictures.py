@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _COLOURS = {Lane.OUT: "#e69f00", Lane.COMPUTE: "#8a949e", Lane.STALL: "#d55e00", Lane.IN: "#009e73"}
 _OURS, _OTHERS, _INK, _FAINT = "#0072b2", "#cc79a7", "#22272b", "#c3c8cd"
 _STYLE: dict[Any, Any] = {"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK, "svg.hashsalt": "lmswap"}
-_MOST_JOINED = 24  # more lines than that are a grey area
+_MAX_JOINED = 24  # more lines than that are a grey area
 
 
 def draw_curve(points: Sequence[tuple[int, Spread]], small: int) -> str:
@@ -149,7 +149,7 @@ def _joined(upper: Timeline, lower: Timeline) -> list[tuple[Lane, Span, Span]]:
                 if span.lane is lane and span.buffer is not None:
                     found.setdefault(span.buffer, span)
         pairs += [(lane, span, first[1][buffer]) for buffer, span in first[0].items() if buffer in first[1]]
-    return sorted(pairs, key=lambda pair: -pair[1].nbytes)[:_MOST_JOINED]
+    return sorted(pairs, key=lambda pair: -pair[1].nbytes)[:_MAX_JOINED]
 
 
 def _middle(span: Span) -> float:

@@ -49,10 +49,10 @@ VERDICTS = {
 }
 # A step of several graphs says what it needs graph by graph, and as a whole once they are joined: after the first time
 # the step gets more than it requests.
-_MOST_BUDGETS = 8
+_MAX_BUDGETS = 8
 _GROWTH = 1.5
 # By driver "gelsy", linalg.lstsq gives one of three results for the same input, by what lay in its memory before.
-_MOST_PLAIN_RUNS = 8
+_MAX_PLAIN_RUNS = 8
 _REASON_CHARACTERS = 400
 
 
@@ -214,7 +214,7 @@ def _train_by(policy: str, trial: Trial, unswapped: Training, memory: TensorMemo
     # Without a plan for the whole step there is no prediction either.
     needed_bytes = _predicted_bytes(unswapped.report) or unswapped.activation_bytes
     budget_bytes = max(1, beside_bytes + needed_bytes // 2)
-    for number in range(_MOST_BUDGETS):
+    for number in range(_MAX_BUDGETS):
         try:
             return train(trial, Way(policy, budget_bytes, compiler), memory)
         except PlanInfeasible as error:
@@ -272,7 +272,7 @@ def _verdict(
 
 def _torchs_own(trial: Trial, plain: Training, memory: TensorMemory) -> str:
     """Describes how runs of plain torch differ from each other; "" if they do not."""
-    runs = (train(trial, PLAIN, memory).bits for _ in range(_MOST_PLAIN_RUNS))
+    runs = (train(trial, PLAIN, memory).bits for _ in range(_MAX_PLAIN_RUNS))
     return next(filter(None, (_difference(plain.bits, bits) for bits in runs)), "")
 
 

@@ -37,7 +37,7 @@ from lmswap.hardware.device import default_device
 from lmswap.reporting.report import Report
 from lmswap.session.plan_file import PinnedPlans
 
-MOST_RANKS = 256
+MAX_RANKS = 256
 TURNS = 8
 BUDGET = "60%"  # of what the step's tensors take unplanned, if none is given
 WARM_UP_STEPS = 5  # lmswap captures and measures in the first, and plans again until the fourth
@@ -184,7 +184,7 @@ class _Training:
             return [Prediction(1, 0.0, 0.0, 0.0)]
         between = replace(network, between_nodes=network.within_node)
         found, count = [], self._ranks.size
-        while count <= MOST_RANKS:
+        while count <= MAX_RANKS:
             found.append(_prediction(self._simulate(SimulatedRanks(count, between))))
             count *= 2
         return found

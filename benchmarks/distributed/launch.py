@@ -24,11 +24,11 @@ class RanksFailed(LmswapError):
 class Launcher:
     """Starts ``torchrun`` on this machine; after a failure up to ``restarts`` times again.
 
-    ``most_ranks`` share the cores: ranks have as many threads each wherever fewer of them run, so that a rank's cores
+    ``max_ranks`` share the cores: ranks have as many threads each wherever fewer of them run, so that a rank's cores
     stand for a device of its own.
     """
 
-    most_ranks: int
+    max_ranks: int
     restarts: int = 0
 
     def run(self, recipe: str, ranks: int, options: Sequence[str]) -> Results:
@@ -54,7 +54,7 @@ class Launcher:
 
     def environment(self) -> dict[str, str]:
         """The environment variables of `command`."""
-        threads = max(1, len(os.sched_getaffinity(0)) // self.most_ranks)
+        threads = max(1, len(os.sched_getaffinity(0)) // self.max_ranks)
         return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 

@@ -30,9 +30,9 @@ _KINDS = {"PASSED": "passed", "XFAIL": "passed", "SKIPPED": "skipped"}
 _NUM_REASON_CHARACTERS = 2000
 
 
-def run(path: Path, tests: Sequence[str], most_seconds: float, marks: str = "") -> int:
+def run(path: Path, tests: Sequence[str], max_seconds: float, marks: str = "") -> int:
     """Run what ``path`` has no outcome of, and write each outcome there; 0 if there are tests and none failed."""
-    text = "".join(_lines([*_HOW, "--collect-only", "-q", "-m", marks, *tests], most_seconds))
+    text = "".join(_lines([*_HOW, "--collect-only", "-q", "-m", marks, *tests], max_seconds))
     names = [line for line in text.splitlines() if "::" in line]
     if not names or "error" in text.splitlines()[-1]:
         print_result(f"no tests: {text}")
@@ -43,7 +43,7 @@ def run(path: Path, tests: Sequence[str], most_seconds: float, marks: str = "") 
     failed = [name for name, test in found.items() if test["outcome"] == "failed"]
     to_do = [name for name in names if name not in found] + failed
     while to_do:
-        for outcome in _outcomes(to_do, most_seconds, path.with_suffix(".log")):
+        for outcome in _outcomes(to_do, max_seconds, path.with_suffix(".log")):
             to_do.remove(outcome["test"])
             found[outcome["test"]] = outcome
             write_text(path, to_json({"collected": len(names), "tests": [*found.values()]}))
@@ -51,11 +51,11 @@ def run(path: Path, tests: Sequence[str], most_seconds: float, marks: str = "") 
     return int(any(test["outcome"] == "failed" for test in found.values()))
 
 
-def _outcomes(names: Sequence[str], most_seconds: float, log: Path) -> Iterator[dict[str, Any]]:
+def _outcomes(names: Sequence[str], max_seconds: float, log: Path) -> Iterator[dict[str, Any]]:
     """How tests ended that one process runs; a test that ends the process, or takes too long, is its last, failed."""
     left, text, started = list(names), [], time.perf_counter()
     with log.open("a") as written:
-        for line in _lines([*_HOW, "-v", "--tb=short", *names], most_seconds):
+        for line in _lines([*_HOW, "-v", "--tb=short", *names], max_seconds):
             written.write(line)
             written.flush()
             text.append(line)
@@ -70,8 +70,8 @@ def _outcomes(names: Sequence[str], most_seconds: float, log: Path) -> Iterator[
         yield {"test": left[0], "outcome": "failed", "seconds": seconds, "end": reason}
 
 
-def _lines(arguments: Sequence[str], most_seconds: float) -> Iterator[str]:
-    """What a Python process prints; it is ended, with all that it started, if it is silent for ``most_seconds``."""
+def _lines(arguments: Sequence[str], max_seconds: float) -> Iterator[str]:
+    """What a Python process prints; it is ended, with all that it started, if it is silent for ``max_seconds``."""
     with subprocess.Popen(
         [sys.executable, "-u", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     ) as process:
@@ -82,7 +82,7 @@ def _lines(arguments: Sequence[str], most_seconds: float) -> Iterator[str]:
                 os.killpg(process.pid, signal.SIGKILL)
 
         while True:
-            timer = threading.Timer(most_seconds, end)
+            timer = threading.Timer(max_seconds, end)
             timer.start()
             line = process.stdout.readline()
             timer.cancel()

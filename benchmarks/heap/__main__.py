@@ -44,7 +44,7 @@ def summarize(runs: list[StepRun]) -> dict[str, float]:
     return {
         "seconds": statistics.median(seconds),
         "least_seconds": min(seconds),
-        "most_seconds": max(seconds),
+        "max_seconds": max(seconds),
         "system_seconds": statistics.median(system_seconds),
         "faults": statistics.median(faults),
         "peak_resident_gib": max(run.peak_resident_bytes for run in runs) / 2**30,
@@ -61,7 +61,7 @@ def make_table(summaries: dict[str, dict[str, float]]) -> Table:
         table.add_row(
             label,
             f"{row['seconds']:.2f}",
-            f"{row['least_seconds']:.2f}–{row['most_seconds']:.2f}",
+            f"{row['least_seconds']:.2f}–{row['max_seconds']:.2f}",
             f"{row['system_seconds']:.2f}",
             f"{row['faults']:,.0f}",
             f"{row['peak_resident_gib']:.3f}",

@@ -39,7 +39,7 @@ STEPS = 8  # the plan is final from the sixth on
 USED, PREDICTED_BYTES, PREDICTED_SECONDS = 0.92, 0.02, 0.08
 SHARE = "50%"
 QUIET_LOAD = 1.5  # the load average up to which the machine does little else than one run
-_MOST_SECONDS = 900  # of a run; one takes some 15
+_MAX_SECONDS = 900  # of a run; one takes some 15
 _STARTS_BYTES = 4 * 2**20  # by which the least budget differs from start to start, as docs/budget.md says
 _SLACK_BYTES, _SLACK = 8 * 2**20, 0.05
 
@@ -157,9 +157,9 @@ def _run(name: str, steps: int, *budget: str) -> dict[str, Any]:
     """
     command = [*COMMAND, name, str(steps), *budget]
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_MOST_SECONDS)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_MAX_SECONDS)
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{' '.join(command[1:])} did not end within {_MOST_SECONDS} s") from None
+        raise RunFailed(f"{' '.join(command[1:])} did not end within {_MAX_SECONDS} s") from None
     if done.returncode:
         raise RunFailed(f"{' '.join(command[1:])} failed, exit code {done.returncode}:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ from lmswap.hardware.host_memory import read_host_memory
 # The modules of a training, beside the largest peak of any way.
 _PROCESS_BYTES = 2**29
 # With 14 at a time, 20 s lay between a step and the reference's: long enough for a machine to change its speed.
-_MOST_TOGETHER = 6
+_MAX_TOGETHER = 6
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
 def _groups(cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
     """Yields groups of cells that fit in main memory together, with ``peak_bytes`` for each."""
     room = read_host_memory().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1
-    count = max(1, min(_MOST_TOGETHER, room))
+    count = max(1, min(_MAX_TOGETHER, room))
     for start in range(0, len(cells), count):
         yield cells[start : start + count]
 

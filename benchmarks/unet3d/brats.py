@@ -37,8 +37,8 @@ _FILE_NAME = re.compile(
 )
 
 
-_MOST_PACKED = 1032  # times that deflate can make a file smaller
-_MOST_LABELS = 10  # that are listed: where images lie in the place of labels there are thousands
+_MAX_PACKED = 1032  # times that deflate can make a file smaller
+_MAX_LABELS = 10  # that are listed: where images lie in the place of labels there are thousands
 
 
 class DataError(Exception):
@@ -190,7 +190,7 @@ def _volume_faults(path: Path, volumes: dict[Path, npt.NDArray[Any]]) -> Iterato
 
 def _label_faults(path: Path, volume: npt.NDArray[Any]) -> Iterator[str]:
     values = set(np.unique(volume).tolist())
-    shown = ", ".join(map(str, sorted(values)[:_MOST_LABELS])) + ", …" * (len(values) > _MOST_LABELS)
+    shown = ", ".join(map(str, sorted(values)[:_MAX_LABELS])) + ", …" * (len(values) > _MAX_LABELS)
     unknown = values - {0, 1, 2, 3, 4}
     if values <= {0}:
         yield f"{path} marks no tumour: all of its {volume.size} voxels are 0; take the subject out"
@@ -217,8 +217,8 @@ def _read_volume(path: Path) -> npt.NDArray[Any]:
 def _check_size(path: Path, image: Any) -> None:
     """Refuses a header that promises more than the file can hold, before memory is taken for it."""
     nbytes = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
-    most_bytes = path.stat().st_size * (_MOST_PACKED if path.name.lower().endswith(".gz") else 1)
-    if nbytes < 0 or nbytes > most_bytes:
+    max_bytes = path.stat().st_size * (_MAX_PACKED if path.name.lower().endswith(".gz") else 1)
+    if nbytes < 0 or nbytes > max_bytes:
         raise ValueError(f"its header promises {_by(image.shape)} values, more than the file can hold")
 
 

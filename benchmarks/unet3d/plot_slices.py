@@ -24,7 +24,7 @@ from benchmarks.unet3d.scores import REGIONS, Score
 # Okabe and Ito's palette, as in the other pictures.
 _LABELS = {1: ("necrotic core", "#cc79a7"), 2: ("oedema", "#009e73"), 4: ("enhancing tumour", "#e69f00")}
 _INK, _NOTE = "#22272b", "#5b646c"
-_MOST_SUBJECTS = 3
+_MAX_SUBJECTS = 3
 
 Slice = npt.NDArray[Any]
 
@@ -64,7 +64,7 @@ def choose_subjects(evaluation: Evaluation) -> list[str]:
     """
     model = evaluation.models(evaluation.scored_size)[0]
     ranked = sorted((score for score in evaluation.scores if score.model == model), key=_mean_dice)
-    chosen = {0, len(ranked) // 2, len(ranked) - 1} if len(ranked) >= _MOST_SUBJECTS else set(range(len(ranked)))
+    chosen = {0, len(ranked) // 2, len(ranked) - 1} if len(ranked) >= _MAX_SUBJECTS else set(range(len(ranked)))
     return [ranked[index].subject for index in sorted(chosen)]
 
 

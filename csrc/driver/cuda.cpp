@@ -65,7 +65,7 @@ class CudaDriver final : public Driver {
   bool device_is_host() const override { return false; }
   DeviceHandle device() const override { return reinterpret_cast<DeviceHandle>(context_); }
   std::shared_ptr<Driver> open_peer(int number) override;
-  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override;
+  void* allocate_host(uint64_t nbytes, uint64_t max_bytes) override;
   bool host_memory_grows() const override { return true; }
   void grow_host(void* pointer, uint64_t nbytes) override;
   void free_host(void* pointer) noexcept override;
@@ -289,8 +289,8 @@ std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
   return peer;
 }
 
-void* CudaDriver::allocate_host(uint64_t nbytes, uint64_t most_bytes) {
-  auto range = std::make_unique<HostRange>(most_bytes, node_);
+void* CudaDriver::allocate_host(uint64_t nbytes, uint64_t max_bytes) {
+  auto range = std::make_unique<HostRange>(max_bytes, node_);
   extend(*range, nbytes);
   void* const begin = range->data();
   const std::lock_guard lock(host_mutex_);
@@ -523,7 +523,7 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::current_base() {
 // clock's stream shares a hardware queue, it may wait there for the disk: then the previous base is better.
 std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
   constexpr int kNumTries = 4;
-  constexpr double kMostSeconds = 1e-3;
+  constexpr double kMaxSeconds = 1e-3;
   const Current current(*this);
   std::shared_ptr<Base> best;
   double best_width = std::numeric_limits<double>::infinity();
@@ -535,7 +535,7 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
     check(call_.event_record(base->event, clock_stream_), "cuEventRecord");
     check(call_.event_synchronize(base->event), "cuEventSynchronize");
     const double width = monotonic_seconds() - before;
-    if (base_ && width > kMostSeconds) return base_;
+    if (base_ && width > kMaxSeconds) return base_;
     base->seconds = before + width / 2;
     if (width < best_width) best_width = width, best = base;
   }

@@ -100,7 +100,7 @@ class Spender {
 
 bool ChecksumBudget::is_left(double now) {
   const std::lock_guard lock(mutex_);
-  seconds_ = std::min(seconds_ + share_ * (now - refilled_), share_ * kMostSeconds);
+  seconds_ = std::min(seconds_ + share_ * (now - refilled_), share_ * kMaxSeconds);
   refilled_ = now;
   return seconds_ > 0;
 }

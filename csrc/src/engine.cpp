@@ -22,10 +22,10 @@ void leak(T& held) {
 }
 
 void check_threads(int io_threads) {
-  constexpr int kMostThreads = 64;
-  if (io_threads >= 1 && io_threads <= kMostThreads) return;
+  constexpr int kMaxThreads = 64;
+  if (io_threads >= 1 && io_threads <= kMaxThreads) return;
   throw OptionError("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
-                    std::to_string(kMostThreads));
+                    std::to_string(kMaxThreads));
 }
 
 // Checksums cover all bytes while they take at most a hundredth of the processor time; beyond that, a quarter of the
@@ -392,12 +392,12 @@ bool Engine::can_hold() {
   return driver_->can_wait_for_host();
 }
 
-void Engine::hold(StreamHandle stream, double most_seconds) {
+void Engine::hold(StreamHandle stream, double max_seconds) {
   const std::lock_guard lock(mutex_);
   check_open();
   if (!driver_->can_wait_for_host()) throw OptionError("streams of this device cannot wait for the host");
   if (!hold_) hold_ = std::make_unique<StreamHold>(driver_);
-  hold_->begin(stream, most_seconds);
+  hold_->begin(stream, max_seconds);
 }
 
 void Engine::let_go() {

@@ -29,14 +29,14 @@ StreamHold::~StreamHold() {
   if (num_begun_ > 0) passed_.synchronize();
 }
 
-void StreamHold::begin(StreamHandle stream, double most_seconds) {
+void StreamHold::begin(StreamHandle stream, double max_seconds) {
   uint64_t number;
   {
     const std::lock_guard lock(mutex_);
     open();
     number = ++num_begun_;
     is_held_ = true;
-    limit_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(most_seconds));
+    limit_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(max_seconds));
   }
   changed_.notify_all();
   driver_->wait_value(stream, gate_, number);

@@ -43,7 +43,7 @@ _STYLE = {
 # The step that pictures show: the case study's network at 192³ in what 144³ needs, on a machine that computes again
 # and swaps.
 PROGRAM, MACHINE, BUDGET_PERCENT = "unet3d_192", "h200_gen5", 42
-_MOST_ROWS = 26
+_MAX_ROWS = 26
 
 
 def main() -> None:
@@ -237,7 +237,7 @@ def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
         if row.decision is not Decision.KEEP
         or starts[held[row.buffer].stop] - starts[held[row.buffer].start] > starts[-1] / 50
     ]
-    largest = sorted(lasting, key=lambda row: (-row.nbytes, held[row.buffer].start))[:_MOST_ROWS]
+    largest = sorted(lasting, key=lambda row: (-row.nbytes, held[row.buffer].start))[:_MAX_ROWS]
     rows = sorted(largest, key=lambda row: held[row.buffer].start)
     copies = _copies_by_buffer(program, plan)
     figure = Figure(figsize=(10, 6.4), layout="constrained")

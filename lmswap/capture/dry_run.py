@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from lmswap.capture.aot import GraphHandler, compile_region, without_hooks
 from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.lower import lower_inference, lower_training
-from lmswap.capture.merge_programs import join
+from lmswap.capture.merge_programs import merge
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.recompiles import CompiledCall, TraceFailed
 from lmswap.capture.unsupported import refuse_numpy, refuse_streams
@@ -92,7 +92,7 @@ def capture_step(
                 "forward_only=True or --forward-only"
             )
         clear_fake_cache()
-        return _with_fixed_memory(join(programs).program, programs, model)
+        return _with_fixed_memory(merge(programs).program, programs, model)
 
 
 def _capture(name: str, model: nn.Module, arguments: Sequence[Any]) -> list[Program]:

@@ -18,14 +18,14 @@ from lmswap.ir.schedule import schedule
 
 
 @dataclass(frozen=True)
-class Joined:
+class MergedPrograms:
     """The step's program, and the offsets of each graph's buffers in it."""
 
     program: Program
     buffer_offsets: tuple[int, ...]  # buffer b of graph g is buffer b + buffer_offsets[g] of the step
 
 
-def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) -> Joined:
+def merge(programs: Sequence[Program], backwards: Iterable[int] | None = None) -> MergedPrograms:
     """Merge the programs of graphs that run one after another; a single program is unchanged.
 
     Args:
@@ -38,7 +38,7 @@ def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) ->
     if not programs:
         raise CaptureError("a step needs at least one captured graph")
     if len(programs) == 1:
-        return Joined(programs[0], (0,))
+        return MergedPrograms(programs[0], (0,))
     if backwards is None:
         backwards = (graph for graph in reversed(range(len(programs))) if len(programs[graph].segments) > 1)
     order = [(graph, 0) for graph in range(len(programs))] + [(graph, 1) for graph in backwards]
@@ -69,15 +69,15 @@ def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) ->
         for parameter, gradient in program.gradients
     )
     program = Program(programs[0].name, tuple(ops), tuple(buffers), tuple(values), tuple(segments), gradients=gradients)
-    return Joined(program, buffer_offsets)
+    return MergedPrograms(program, buffer_offsets)
 
 
-def join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
+def merge_costs(merged: MergedPrograms, costs: Sequence[OpCosts]) -> OpCosts:
     """Return the ``costs`` of the graphs in the order of the step's ops."""
-    seconds, scratch = [0.0] * len(joined.program.ops), [0] * len(joined.program.ops)
-    pieces: list[tuple[Piece, ...]] = [()] * len(joined.program.ops)
+    seconds, scratch = [0.0] * len(merged.program.ops), [0] * len(merged.program.ops)
+    pieces: list[tuple[Piece, ...]] = [()] * len(merged.program.ops)
     taken = [0] * len(costs)
-    for segment in joined.program.segments:
+    for segment in merged.program.segments:
         own = slice(taken[segment.graph], taken[segment.graph] + segment.stop - segment.start)
         taken[segment.graph] = own.stop
         seconds[segment.start : segment.stop] = costs[segment.graph].seconds[own]
@@ -86,11 +86,11 @@ def join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
     return OpCosts(tuple(seconds), tuple(scratch), costs[0].source, tuple(pieces))
 
 
-def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan:
+def graph_plan(merged: MergedPrograms, plan: Plan, graph: int, program: Program) -> Plan:
     """Return the part of the step's ``plan`` for one graph, in that graph's own numbers of ops and buffers.
 
     Args:
-        joined: the step.
+        merged: the step.
         plan: of the step.
         graph: its index in the step.
         program: of the graph.
@@ -98,7 +98,7 @@ def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan
     Raises:
         CaptureError: a position of the plan is in no segment of the graph.
     """
-    step, shift = joined.program, joined.buffer_offsets[graph]
+    step, shift = merged.program, merged.buffer_offsets[graph]
     in_program = _own_positions(step, graph, program)
     recomputes = tuple(
         Recompute(in_program(recompute.op), in_program(recompute.position))

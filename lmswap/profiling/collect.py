@@ -110,7 +110,7 @@ def _device(session: Session) -> str:
 
 def _names(record: StepRecord, step: PlannedStep | None) -> Sequence[str]:
     if step is not None:
-        return step.joined.program.buffer_names
+        return step.merged.program.buffer_names
     return [f"buffer {number}" for number in range(1 + max((r.swap for r in record.transfers), default=0))]
 
 
@@ -123,7 +123,7 @@ def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, st
 
     Copies of one buffer in one direction run in the order of the plan.
     """
-    program = step.joined.program
+    program = step.merged.program
     runs = schedule(program, step.plan.recomputes)
     due = _positions(step.plan, runs.buffers)
     for transfer in sorted(record.transfers, key=lambda transfer: transfer.queued_seconds):

@@ -149,8 +149,8 @@ class Engine:
     def can_hold(self) -> bool:
         """Whether streams of this device can wait for the host without blocking other streams."""
 
-    def hold(self, stream: int, most_seconds: float) -> None:
-        """Makes ``stream`` wait, before what is queued after this call, until `let_go` or for ``most_seconds``.
+    def hold(self, stream: int, max_seconds: float) -> None:
+        """Makes ``stream`` wait, before what is queued after this call, until `let_go` or for ``max_seconds``.
 
         Ends the hold that is in force. Raises OptionError if `can_hold` is false.
         """

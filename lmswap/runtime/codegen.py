@@ -17,7 +17,7 @@ from lmswap.torch_compat.graphs import BoxedCodeGen, LazyGraphModule
 from lmswap.torch_compat.operators import OpOverload, direct_call
 
 BoxedFunction = Callable[[list[Any]], Any]
-_MOST_VIEWS = 8  # between an output and the node of its graph
+_MAX_VIEWS = 8  # between an output and the node of its graph
 
 
 @dataclass
@@ -236,7 +236,7 @@ def captured_node(output: Any, ends: Collection[Any] = ()) -> Any:
         ends: autograd nodes of the region's inputs, at which the search ends.
     """
     node = output.grad_fn if isinstance(output, torch.Tensor) else None
-    for _ in range(_MOST_VIEWS):
+    for _ in range(_MAX_VIEWS):
         if node is None or node in ends:
             return None
         if is_captured(node):

@@ -46,13 +46,13 @@ class HookContext(Protocol):
     def spare_bytes(self) -> int:
         """Return the saved bytes that a step without a plan may keep resident."""
 
-    def backward_begins(self, step: EagerStep) -> None:
+    def backward_begins(self, step: HookedStep) -> None:
         """Note that a backward pass has reached the model."""
 
     def begin_op(self) -> None:
         """Note the start of an op of a planned step, except for the first of each pass."""
 
-    def backward_ends(self, step: EagerStep) -> None:
+    def backward_ends(self, step: HookedStep) -> None:
         """Note the end of that pass; not called if it raised."""
 
 
@@ -74,7 +74,7 @@ class _PendingSwapOut(NamedTuple):
     release: int
 
 
-class EagerStep:
+class HookedStep:
     """Implements the saved-tensor hooks of one step. Saved tensors own the step; it owns none but those in transit."""
 
     def __init__(
@@ -443,14 +443,14 @@ class EagerStep:
         return self.recording
 
 
-class LateStep:
+class LazyHookedStep:
     """Serve saved-tensor hooks by a step created at the first saved tensor: outside of graphs there is mostly none."""
 
-    def __init__(self, make: Callable[[], EagerStep]) -> None:
+    def __init__(self, make: Callable[[], HookedStep]) -> None:
         self._make = make
-        self.step: EagerStep | None = None
+        self.step: HookedStep | None = None
 
-    def begin(self) -> EagerStep:
+    def begin(self) -> HookedStep:
         """Return the step, created if there is none yet."""
         if self.step is None:
             self.step = self._make()

@@ -82,11 +82,11 @@ class BudgetTracker:
         # Of growth, what existed at its start is no part.
         self._uncounted = trained.measure() if device_type == "cpu" else TrainedMemory()
         self._fragments = device_type == "cuda" and arena is None  # the CPU's heap remaps pages instead
-        self._share, self._notes, self._most_peak_bytes = options.budget_share, notes, 0
+        self._share, self._notes, self._max_peak_bytes = options.budget_share, notes, 0
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         # The bytes of "auto", which limit a share.
-        self.most_bytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
-        self.nbytes = self.most_bytes if options.budget_bytes is None else options.budget_bytes
+        self.max_bytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
+        self.nbytes = self.max_bytes if options.budget_bytes is None else options.budget_bytes
         if options.budget_bytes is not None and self.nbytes > total_bytes:
             raise OptionError(
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
@@ -104,12 +104,12 @@ class BudgetTracker:
         Adds a note if that changes the budget; without effect on a budget that is no share.
         """
         peak_bytes = 0 if self._share is None else StepMemory(program, costs).peak.nbytes
-        if self._share is None or peak_bytes <= self._most_peak_bytes:
+        if self._share is None or peak_bytes <= self._max_peak_bytes:
             return
-        self._most_peak_bytes = peak_bytes
+        self._max_peak_bytes = peak_bytes
         fixed_bytes = self.allowance(program).fixed_bytes
-        self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self.most_bytes)
-        at_most = f"; but no more than {_AUTO}" if self.nbytes == self.most_bytes else ""
+        self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self.max_bytes)
+        at_most = f"; but no more than {_AUTO}" if self.nbytes == self.max_bytes else ""
         self._notes.append(
             f"budget '{100 * self._share:g}%' is {format_bytes(self.nbytes)}: so much of {format_bytes(peak_bytes)} "
             f"that the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else{at_most}"
@@ -120,7 +120,7 @@ class BudgetTracker:
 
         It cannot if the budget is no share, or the device has less.
         """
-        if self._share is None or not planned.budget_bytes < needed_bytes <= self.most_bytes:
+        if self._share is None or not planned.budget_bytes < needed_bytes <= self.max_bytes:
             return False
         self.nbytes = max(self.nbytes, needed_bytes)
         self._notes.append(min_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
@@ -131,7 +131,7 @@ class BudgetTracker:
         return None if self._share is None else (100 * self._share, 100 * self._share_of(needed_bytes, planned))
 
     def _share_of(self, needed_bytes: int, planned: Allowance) -> float:
-        return (needed_bytes - planned.fixed_bytes) / self._most_peak_bytes
+        return (needed_bytes - planned.fixed_bytes) / self._max_peak_bytes
 
     def allowance(self, program: Program) -> Allowance:
         """Return what a step of ``program`` may occupy now; negative if the rest exceeds the budget."""

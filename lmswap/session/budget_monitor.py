@@ -95,16 +95,16 @@ def _measured(step: EndedStep, held: Held, plan: PlannedStep | None) -> Iterator
     """Yield the parts of the peak, which add up to it, each with its planned bytes."""
     before_bytes = min(held.nbytes, step.peaks.tensor_bytes)
     within_bytes = step.peaks.tensor_bytes - before_bytes
-    beside_bytes = step.peaks.used_bytes - step.peaks.tensor_bytes
+    other_bytes = step.peaks.used_bytes - step.peaks.tensor_bytes
     before = f"{format_bytes(before_bytes)} by tensors outside of the step when it began"
     within = f"{format_bytes(within_bytes)} by its own tensors"
-    beside = f"{format_bytes(beside_bytes)} beside tensors"
+    others = f"{format_bytes(other_bytes)} beside tensors"
     if plan is None:
-        yield from (before, within, beside)
+        yield from (before, within, others)
         return
     came = f"; {format_bytes(held.came_bytes)} came in or after step {held.came_in}" if held.came_in else ""
     given = plan.made_with
     yield f"{before} (planned: {format_bytes(given.tensor_bytes + given.reserve_bytes)}{came})"
     yield f"{within} (planned: {format_bytes(plan.tensor_peak_bytes)})"
     found, margin = format_bytes(given.base_bytes - given.tensor_bytes), format_bytes(given.margin_bytes)
-    yield f"{beside} (planned: {found} and {margin} margin)"
+    yield f"{others} (planned: {found} and {margin} margin)"

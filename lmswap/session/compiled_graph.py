@@ -271,10 +271,10 @@ class _PlannedGraph(aot.GraphHandler):
             session.plan_single_graph(self._graph, lowered)
         step = session.plans[self._follows]
         which = step.graphs.index(self._graph.index)
-        plan = graph_plan(step.joined, step.plan, which, lowered.program)
+        plan = graph_plan(step.merged, step.plan, which, lowered.program)
         reference = self._reference(lowered, plan)
         runs, graphs = insert_recomputes(lowered.program, lowered.graphs, plan.recomputes)
-        insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=step.joined.buffer_offsets[which])
+        insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=step.merged.buffer_offsets[which])
         self._segments = {graph.phase: graph for graph in graphs}
         self._first_runs = None
         if plan.recomputes and "backward" in self._segments:
@@ -292,7 +292,7 @@ class _PlannedGraph(aot.GraphHandler):
         """Insert openings of the arena into each graph, and yield their scripts; copies in open slots by themselves."""
         assert self._session.engine.arena is not None
         which = step.graphs.index(self._graph.index)
-        segments = schedule(step.joined.program, step.plan.recomputes).program.segments
+        segments = schedule(step.merged.program, step.plan.recomputes).program.segments
         own = [segment for segment in segments if segment.graph == which]
         for segment, graph in zip(own, graphs, strict=True):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]

@@ -8,13 +8,13 @@ from lmswap.capture.recompiles import MAX_GRAPHS
 from lmswap.errors import LmswapError, OptionError
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.saved_tensors.plan_actions import PlannedEvents
-from lmswap.saved_tensors.step import EagerStep
+from lmswap.saved_tensors.step import HookedStep
 from lmswap.session.compiled_graph import SavedSequence
 from lmswap.session.session import Session
 
 # Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any
 # has recurred; and how many steps are recorded once an order recurs that was not recorded.
-_MOST_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
+_MAX_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
 
 
 class HookedSteps:
@@ -27,7 +27,7 @@ class HookedSteps:
         self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
         self._refused: dict[Hashable, LmswapError] = {}  # by kind of step: why there is no plan
-        self._finished: list[EagerStep] = []  # recorded, not yet planned for
+        self._finished: list[HookedStep] = []  # recorded, not yet planned for
 
     def known(self) -> Sequence[PlannedEvents]:
         """Return the steps with plans, the latest first."""
@@ -50,7 +50,7 @@ class HookedSteps:
         self._num_to_record = max(0, self._num_to_record - 1)
         return self._num_to_record > 0
 
-    def ended(self, step: EagerStep) -> None:
+    def ended(self, step: HookedStep) -> None:
         """Note that a backward through ``step`` has ended."""
         if step.recording is not None and step not in self._finished:
             self._finished.append(step)
@@ -81,7 +81,7 @@ class HookedSteps:
             raise self._refused[kind].with_traceback(None)
         return self._last_of_kind.get(kind)
 
-    def _plan(self, step: EagerStep) -> None:
+    def _plan(self, step: HookedStep) -> None:
         if step.recording is None:
             return
         recorded, step.recording = step.recording.recorded(), None
@@ -106,7 +106,7 @@ class HookedSteps:
             del self._unplanned[order]
             return True
         self._unplanned[order] = None
-        if len(self._unplanned) > _MOST_ORDERS:
+        if len(self._unplanned) > _MAX_ORDERS:
             del self._unplanned[next(iter(self._unplanned))]
         return False
 

@@ -29,14 +29,14 @@ class PlanRequest:
     effort: int = 1  # of "auto": it searches this many times as long
     ahead_bytes: int = 0  # to leave free in addition, for growth to come, if a plan can
     priced: Plan | None = None  # a plan by the same costs and machine: its certificate holds for the same budget
-    most_seconds: float = math.inf  # a plan that takes longer is of no use
+    max_seconds: float = math.inf  # a plan that takes longer is of no use
 
     @property
     def keeps_all(self) -> bool:
         """Whether the whole step fits as it is, so that no plan moves anything, and none depends on the machine."""
-        most_bytes = replace(self.allowance, ahead_bytes=self.ahead_bytes).step_bytes
+        max_bytes = replace(self.allowance, ahead_bytes=self.ahead_bytes).step_bytes
         peak_bytes = StepMemory(self.program, self.costs).curve.max(initial=0)
-        return self.policy in KEEP_WHAT_FITS and bool(peak_bytes <= most_bytes)
+        return self.policy in KEEP_WHAT_FITS and bool(peak_bytes <= max_bytes)
 
     def alternatives(self, choices: Sequence[Retention]) -> Iterator[PlanRequest]:
         """Yield what to search for while no plan is found: nothing left free ahead, and each of ``choices``."""

@@ -12,7 +12,7 @@ import torch
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import loss_bytes, without_losses
-from lmswap.capture.merge_programs import Joined
+from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
@@ -81,7 +81,7 @@ class StepPlans:
         step = self.newest(lambda step: {*ran} <= {*step.graphs})
         if step is None:
             return str(number), "a step without a plan"
-        program = step.joined.program
+        program = step.merged.program
         op = next((op for op in program.ops if number in op.writes), None)
         made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
         return program.buffer_names[number], made_by
@@ -96,10 +96,10 @@ class StepPlans:
 
     def active(self) -> tuple[tuple[Program, CachedPlan], ...]:
         """Return all planned steps, priced and certified by the current costs."""
-        return tuple((step.joined.program, self.priced(step)) for step in self._steps.values())
+        return tuple((step.merged.program, self.priced(step)) for step in self._steps.values())
 
     def make(
-        self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None = None
+        self, graphs: tuple[int, ...], merged: MergedPrograms, costs: OpCosts, known: CachedPlan | None = None
     ) -> PlannedStep:
         """Activate a plan: the ``known`` one if it still fits, else a new one by its costs, or by ``costs``.
 
@@ -107,14 +107,14 @@ class StepPlans:
             PlanInfeasible: no plan fits the budget.
             PlanMismatch: the plan of the plan file does not fit.
         """
-        program = joined.program
+        program = merged.program
         allowance = self._allowance(program, known.costs if known is not None else costs)
         if known is not None and self._pinned is not None:
             allowance = allowance.sparing(min(known.room.spared_reserve_bytes, allowance.reserve_bytes))
             self._refuse_outgrown(known, program, allowance)
-            return self.adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
+            return self.adopt(graphs, merged, known, allowance, f"that of '{self._options.plan}'")
         if known is not None and self._still_serves(known, program, allowance):
-            return self.adopt(graphs, joined, known, allowance, FROM_CACHE)
+            return self.adopt(graphs, merged, known, allowance, FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine.now)
         costs = self._planner.with_losses(costs, program, graphs)
         request, started = self.request(program, costs, machine, allowance), time.perf_counter()
@@ -122,8 +122,8 @@ class StepPlans:
         origin = f"made in {format_seconds(time.perf_counter() - started)}"
         self.remember(program, planned)
         if met is None:
-            return self.adopt(graphs, joined, planned, allowance, FROM_OTHER_RANK)
-        return self.adopt(graphs, joined, planned, met.allowance, origin, retention=met.retention)
+            return self.adopt(graphs, merged, planned, allowance, FROM_OTHER_RANK)
+        return self.adopt(graphs, merged, planned, met.allowance, origin, retention=met.retention)
 
     def request(self, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance) -> PlanRequest:
         """Return the request for a plan by the model's policy, for what its caller is assumed to hold."""
@@ -193,14 +193,14 @@ class StepPlans:
         self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
         return found
 
-    def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
+    def swap_all(self, graphs: tuple[int, ...], merged: MergedPrograms, costs: OpCosts) -> PlannedStep:
         """Activate a plan that swaps all it can, for a step that no plan fits."""
-        allowance = self._allowance(joined.program, costs)
+        allowance = self._allowance(merged.program, costs)
         unlimited = allowance.of_step_bytes(_NO_BUDGET_BYTES)
-        request = self.request(joined.program, costs, self._machine.now, unlimited)
+        request = self.request(merged.program, costs, self._machine.now, unlimited)
         _, planned = self.search(replace(request, policy="swap_all"))
         planned = replace(planned, room=allowance.room)
-        return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
+        return self.adopt(graphs, merged, planned, allowance, "swaps whatever it can")
 
     def _allowance(self, program: Program, costs: OpCosts) -> Allowance:
         """Return what a step of ``program`` may occupy now; a budget that is a share is set by it."""
@@ -211,7 +211,7 @@ class StepPlans:
     def adopt(
         self,
         graphs: tuple[int, ...],
-        joined: Joined,
+        merged: MergedPrograms,
         planned: CachedPlan,
         allowance: Allowance,
         origin: str,
@@ -223,7 +223,7 @@ class StepPlans:
 
         Args:
             graphs: of the step.
-            joined: its program.
+            merged: its program.
             planned: its plan, of any origin.
             allowance: what the step may occupy.
             origin: of the plan, for reports.
@@ -237,8 +237,8 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._reserve(tier, nbytes)
         choices = self._retention.choices if retention is None else (retention,)
-        most_bytes = allowance.step_bytes + GROWTH_BYTES
-        places, retention = self._planner.first_layout(joined.program, costs, plan, choices, most_bytes)
+        max_bytes = allowance.step_bytes + GROWTH_BYTES
+        places, retention = self._planner.first_layout(merged.program, costs, plan, choices, max_bytes)
         self._retention.assume(retention)
         self._steps.pop(graphs, None)  # to be the last, see `newest`
         step = self._steps[graphs] = PlannedStep(
@@ -247,7 +247,7 @@ class StepPlans:
             machine,
             planned.room,
             graphs,
-            joined,
+            merged,
             allowance,
             allowance,
             origin,
@@ -263,7 +263,7 @@ class StepPlans:
             ", ".join(map(str, graphs)),
             origin,
             len({swap.buffer for swap in plan.swaps}),
-            len(joined.program.buffers),
+            len(merged.program.buffers),
             len(plan.recomputes),
             format_bytes(plan.predicted_peak_bytes + allowance.base_bytes + allowance.reserve_bytes),
             format_bytes(allowance.budget_bytes),
@@ -277,7 +277,7 @@ class StepPlans:
 
     def keep_overdrawn(self, step: PlannedStep) -> None:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
-        peak_bytes = simulate(step.joined.program, step.costs, step.machine, step.plan).peak_bytes
+        peak_bytes = simulate(step.merged.program, step.costs, step.machine, step.plan).peak_bytes
         kept = replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes))
         self.store(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
 
@@ -291,11 +291,11 @@ class StepPlans:
 
     def accumulated_bytes(self, step: PlannedStep) -> int:
         """Return what gradients hold outside of ``step`` if each is accumulated as it is computed."""
-        return part_bytes(step.joined.program.bytes_of(BufferKind.GRADIENT))
+        return part_bytes(step.merged.program.bytes_of(BufferKind.GRADIENT))
 
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
-        priced = reprice(step.plan, step.joined.program, step.costs, step.machine, **self._options.swap_limits)
+        priced = reprice(step.plan, step.merged.program, step.costs, step.machine, **self._options.swap_limits)
         return replace(step, plan=priced)
 
     def least_bytes(self, step: PlannedStep) -> int:
@@ -303,7 +303,7 @@ class StepPlans:
 
         It is for a process that begins with it, and has the full margin of first steps.
         """
-        allowance, program = step.allowance.at_start(), step.joined.program
+        allowance, program = step.allowance.at_start(), step.merged.program
         try:
             self.search(self.request(program, step.costs, step.machine, allowance.of_step_bytes(1)))
         except PlanInfeasible as error:
@@ -314,7 +314,7 @@ class StepPlans:
     def _advised(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
         """Return ``refusal`` in the terms of the given budget, with another policy if that fits."""
         if (shares := self._budget.shares(refusal.needed_bytes, request.allowance)) is not None:
-            free = format_bytes(self._budget.most_bytes)
+            free = format_bytes(self._budget.max_bytes)
             return refusal.but(shares=shares, instead=f"of which the device has {free} to spare")
         if request.policy == "auto":
             return refusal
@@ -340,7 +340,7 @@ class StepPlans:
 
     def described(self, step: PlannedStep) -> Program:
         """Return the program of ``step`` with the memory outside of it that its budget counts in a new process."""
-        program, allowance = step.joined.program, step.allowance.at_start()
+        program, allowance = step.merged.program, step.allowance.at_start()
         unmoved_margin_bytes = self._budget.unmoved(allowance, program).margin_bytes
         fixed = replace(allowance.account, unmoved_margin_bytes=unmoved_margin_bytes)
         return replace(program, fixed=fixed, scratch_bytes=step.costs.scratch_bytes)
@@ -353,16 +353,16 @@ class StepPlans:
         """Return the cached plan of an earlier process for ``step`` in its current state, if it fits."""
         if self._pinned is not None:
             return None
-        known = self._cache.read(step.joined.program, spares=step.allowance.spared_bytes > 0)
-        serves = known is not None and self._still_serves(known, step.joined.program, step.allowance)
+        known = self._cache.read(step.merged.program, spares=step.allowance.spared_bytes > 0)
+        serves = known is not None and self._still_serves(known, step.merged.program, step.allowance)
         return known if serves else None
 
     def _still_serves(self, known: CachedPlan, program: Program, allowance: Allowance) -> bool:
         if not known.fits(allowance.step_bytes, GROWTH_BYTES):
             return False
-        most_bytes, choices = allowance.step_bytes + GROWTH_BYTES, self._retention.choices
-        places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, most_bytes)
-        return places is None or places.total_bytes <= most_bytes
+        max_bytes, choices = allowance.step_bytes + GROWTH_BYTES, self._retention.choices
+        places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, max_bytes)
+        return places is None or places.total_bytes <= max_bytes
 
     def _refuse_outgrown(self, pinned: CachedPlan, program: Program, allowance: Allowance) -> None:
         """Raise PlanMismatch if the plan exceeds the budget even without its margin, which start-up memory may use."""
@@ -372,8 +372,8 @@ class StepPlans:
         # Assumed memory of a loss is no reason for refusal, as for a budget.
         lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
-        most_bytes, choices = allowance.budget_bytes - before_bytes, self._retention.choices
-        places, _ = self._planner.first_layout(program, pinned.costs, plan, choices, most_bytes)
+        max_bytes, choices = allowance.budget_bytes - before_bytes, self._retention.choices
+        places, _ = self._planner.first_layout(program, pinned.costs, plan, choices, max_bytes)
         step_bytes = max(lean.peak_bytes, places.total_bytes if places is not None else 0)
         if before_bytes + step_bytes > allowance.budget_bytes:
             raise PlanMismatch(

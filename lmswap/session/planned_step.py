@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.merge_programs import Joined
+from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
@@ -62,7 +62,7 @@ class PlannedStep(CachedPlan):
     """One or more graphs that run as one step, and the plan they follow."""
 
     graphs: tuple[int, ...]
-    joined: Joined
+    merged: MergedPrograms
     allowance: Allowance
     made_with: Allowance  # the allowance when the plan was activated
     origin: str  # of the plan: "made in 1.2 s", "from cache"
@@ -74,7 +74,7 @@ class PlannedStep(CachedPlan):
     def predicted(self) -> Timeline:
         """The timeline that its history lets expect, simulated when it is first read."""
         return simulate(
-            self.joined.program,
+            self.merged.program,
             self.costs,
             self.machine,
             self.plan,
@@ -104,14 +104,14 @@ class PlannedStep(CachedPlan):
 
     def small_bytes(self, from_bytes: int) -> int:
         """Return the peak of all buffers smaller than ``from_bytes``."""
-        program, costs = self.joined.program, self.costs
+        program, costs = self.merged.program, self.costs
         small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
         return int(small_curve.max(initial=0))
 
     @property
     def adds_up(self) -> bool:
         """Whether each gradient is accumulated as it is computed, into those of the steps before."""
-        return self.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
+        return self.merged.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
 
     def runs_as(self, other: PlannedStep) -> bool:
         """Whether graphs compiled for ``other`` serve it: the same actions, offsets and handling of gradients."""
@@ -120,4 +120,4 @@ class PlannedStep(CachedPlan):
     @cached_property
     def backwards(self) -> tuple[int, ...]:
         """The graphs in the planned order of their backwards."""
-        return tuple(self.graphs[s.graph] for s in self.joined.program.segments if s.phase == "backward")
+        return tuple(self.graphs[s.graph] for s in self.merged.program.segments if s.phase == "backward")

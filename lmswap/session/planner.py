@@ -62,15 +62,15 @@ class Planner:
         limits, priced = self._options.swap_limits, request.priced
         parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
 
-        def plan_within(most_bytes: int) -> Plan:
-            if most_bytes not in plans:
-                certificate = priced.certificate if priced and priced.budget_bytes == most_bytes else None
-                given = {"budget_bytes": most_bytes, "certificate": certificate, **limits, **parameters}
+        def plan_within(max_bytes: int) -> Plan:
+            if max_bytes not in plans:
+                certificate = priced.certificate if priced and priced.budget_bytes == max_bytes else None
+                given = {"budget_bytes": max_bytes, "certificate": certificate, **limits, **parameters}
                 try:
-                    plans[most_bytes] = make_plan(request.policy, program, costs, machine, **given)
+                    plans[max_bytes] = make_plan(request.policy, program, costs, machine, **given)
                 except (PlanInfeasible, TierError) as error:
-                    plans[most_bytes] = error
-            if isinstance(found := plans[most_bytes], Exception):
+                    plans[max_bytes] = error
+            if isinstance(found := plans[max_bytes], Exception):
                 raise found
             return found
 
@@ -139,9 +139,9 @@ class Planner:
         return self._laid_out[1]
 
     def first_layout(
-        self, program: Program, costs: OpCosts, plan: Plan, choices: Iterable[Retention], most_bytes: int
+        self, program: Program, costs: OpCosts, plan: Plan, choices: Iterable[Retention], max_bytes: int
     ) -> tuple[ArenaLayout | None, Retention]:
-        """Return a layout of a plan of any origin: by the first of ``choices`` with which it takes ``most_bytes``.
+        """Return a layout of a plan of any origin: by the first of ``choices`` with which it takes ``max_bytes``.
 
         If it takes more with each of them, the layout by the first.
         """
@@ -149,6 +149,6 @@ class Planner:
         for choice in choices:
             found.append((self.layout(program, costs, plan, choice), choice))
             places = found[-1][0]
-            if places is None or places.total_bytes <= most_bytes:
+            if places is None or places.total_bytes <= max_bytes:
                 return found[-1]
         return found[0]

@@ -110,10 +110,10 @@ class Replanner:
         step = counted(before, seen)
         is_priced = seen.calibration is not None or seen.host_seconds is not None
         if is_priced:
-            self._planner.reserve_search_memory(step.joined.program)
+            self._planner.reserve_search_memory(step.merged.program)
             step = self._reprice(step)
         if step.adds_up and not before.adds_up:
-            step = self._plans.adopt(step.graphs, step.joined, step, step.allowance, step.origin, history=step.history)
+            step = self._plans.adopt(step.graphs, step.merged, step, step.allowance, step.origin, history=step.history)
             self._memory.trim()  # the highest peak of its gradients is more than they will need
         self._plans.store(step)
         policy, is_fixed = self._options.policy, self._options.plan is not None
@@ -151,7 +151,7 @@ class Replanner:
 
     def _held_bytes(self, step: PlannedStep, *, adds_up: bool) -> int:
         """Return what is held outside of ``step``; if it ``adds_up``, with gradients that are absent but will be."""
-        absent_bytes = self._budget.absent_gradient_bytes(step.joined.program) if adds_up else 0
+        absent_bytes = self._budget.absent_gradient_bytes(step.merged.program) if adds_up else 0
         return self._budget.held.nbytes + absent_bytes
 
     def _is_to_accumulate(self, step: PlannedStep) -> bool:
@@ -162,7 +162,7 @@ class Replanner:
 
     def _measure(self, step: PlannedStep, run: StepRun, released: Callable[[], frozenset[int]]) -> StepObservation:
         """Measure what ``run`` of ``step`` has shown, and move the estimate of retention to that."""
-        arena, program, record = self._engine.arena, step.joined.program, run.record
+        arena, program, record = self._engine.arena, step.merged.program, run.record
         peak_bytes, history = run.ended.peaks.used_bytes, step.history.after_run(is_steady=run.is_steady)
         is_first, has_advanced = step.history.num_runs == 0, history.phase is not step.history.phase
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
@@ -219,7 +219,7 @@ class Replanner:
     def _settled(self, step: PlannedStep, seen: StepObservation) -> StepObservation:
         """Return ``seen`` with growth, and the margin for what is left of it, on the way to `Phase.FINAL`."""
         if step.moves and not is_distributed():  # ranks follow the first
-            seen = replace(seen, settled_margin_bytes=self._budget.settled_margin_bytes(step.joined.program))
+            seen = replace(seen, settled_margin_bytes=self._budget.settled_margin_bytes(step.merged.program))
         return self._with_growth(seen, 0)
 
     def _with_growth(self, seen: StepObservation, small_bytes: int) -> StepObservation:
@@ -232,7 +232,7 @@ class Replanner:
         """Calibrate costs and machine of ``step`` by the run that timed its ops; None if it shows nothing."""
         if record is None or self._options.plan is not None:
             return None
-        program = step.joined.program
+        program = step.merged.program
         return calibrate(
             program,
             step.costs,
@@ -250,19 +250,19 @@ class Replanner:
         """Return what ``step`` reserves for results that its caller, as is known now, does not hold."""
         if step.places is None or not step.moves:
             return 0
-        places = self._planner.layout(step.joined.program, step.costs, step.plan, self._retention.assumed)
+        places = self._planner.layout(step.merged.program, step.costs, step.plan, self._retention.assumed)
         return step.places.results_bytes - places.results_bytes if places is not None else 0
 
     def _reprice(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, planned by other costs, with a plan priced by its current ones, for the next process too."""
         priced = self._plans.priced(step)
         self._memory.compact()
-        self._plans.remember(step.joined.program, priced)
+        self._plans.remember(step.merged.program, priced)
         return priced
 
     def _replan(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
         """Answer the triggers ``found`` for ``step``: by a cached plan, or by one search. Add a note."""
-        program = step.joined.program
+        program = step.merged.program
         if self._options.plan is not None:
             self._notes.append(f"the plan stays that of '{self._options.plan}' {self._after_step()}: {_reason(found)}")
             return
@@ -280,7 +280,7 @@ class Replanner:
 
     def _search(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
         """Search a plan that answers the triggers ``found`` for ``step``, and activate it. Add a note."""
-        program, why = step.joined.program, _reason(found)
+        program, why = step.merged.program, _reason(found)
         growth = [trigger for trigger in found if isinstance(trigger, (HeldGrowth, InUseGrowth))]
         if step.is_overdrawn and len(growth) == len(found):  # a search for less growth has failed
             self._notes.append(f"the plan stays as it was {self._after_step()}: {why}, and no plan takes less")
@@ -298,7 +298,7 @@ class Replanner:
         except (PlanInfeasible, TierError) as error:
             self._answer_refusal(step, request, error, why)
             return
-        is_of_use = planned.plan.predicted_seconds <= met.most_seconds
+        is_of_use = planned.plan.predicted_seconds <= met.max_seconds
         is_active = is_of_use and self._activate(step, planned, why, met=met)
         if is_active and all(trigger.recurs for trigger in found):
             self._plans.remember(program, planned)
@@ -324,7 +324,7 @@ class Replanner:
 
     def _follow_other_rank(self, step: PlannedStep) -> bool:
         """Activate the plan that another rank of this machine has made of its measurements; whether there is one."""
-        planned = self._plans.fetch_replan(step.joined.program, step.allowance)
+        planned = self._plans.fetch_replan(step.merged.program, step.allowance)
         is_other = planned is not None and not planned.plan.acts_as(step.plan)
         if planned is not None and is_other:
             self._activate(step, planned, FROM_OTHER_RANK)
@@ -367,7 +367,7 @@ class Replanner:
         origin = f"replanned {self._after_step()} {source}".rstrip()
         is_same = planned.plan.acts_as(step.plan)
         allowance, retention = (met.allowance, met.retention) if met is not None else (step.allowance, None)
-        made = step.graphs, step.joined, planned
+        made = step.graphs, step.merged, planned
         history = replace(step.history, segment_seconds=(), read_peak_bytes=0)
         try:
             self._plans.adopt(*made, allowance, origin, retention=retention, history=history)

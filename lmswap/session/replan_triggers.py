@@ -71,17 +71,17 @@ def usual_peak_bytes(step: PlannedStep) -> int:
 
 def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
     """Return ``step`` with what ``seen`` has shown; its plan is priced as before, but for the memory of a loss."""
-    plan, costs, machine, joined = step.plan, step.costs, step.machine, step.joined
+    plan, costs, machine, merged = step.plan, step.costs, step.machine, step.merged
     allowance, history = _counted_memory(step, seen), seen.history
     if seen.in_use_bytes is not None:
         # What is compiled after the last search of the warm-up comes into use in the next run: 0 has it read once more.
         read_peak_bytes = seen.peak_bytes if step.history.phase is Phase.FINAL else 0
         history = replace(history, read_peak_bytes=read_peak_bytes)
     if seen.accumulated_bytes is not None:
-        joined = replace(joined, program=joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
+        merged = replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
     if seen.costs is not None:
         costs = seen.costs
-        plan = replace(plan, predicted_peak_bytes=simulate(joined.program, costs, machine, plan).peak_bytes)
+        plan = replace(plan, predicted_peak_bytes=simulate(merged.program, costs, machine, plan).peak_bytes)
     if seen.calibration is not None:
         costs, machine = seen.calibration.costs, seen.calibration.machine
         if seen.compressed_bytes is not None:
@@ -89,9 +89,9 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
     elif (excess := _excess_of_tier(step, seen)) is not None:
         machine = compression_ratio.with_measured_ratio(machine, plan, excess.taken_bytes)
     if seen.host_seconds is not None:
-        machine = calibrate_host(joined.program, plan, machine, seen.host_seconds)
+        machine = calibrate_host(merged.program, plan, machine, seen.host_seconds)
         history = replace(history, host_of=plan)
-    known: dict[str, Any] = {"plan": plan, "costs": costs, "machine": machine, "joined": joined}
+    known: dict[str, Any] = {"plan": plan, "costs": costs, "machine": machine, "merged": merged}
     known |= {"allowance": allowance, "history": history}
     return step if all(getattr(step, name) is value for name, value in known.items()) else replace(step, **known)
 
@@ -135,7 +135,7 @@ def merged(step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *,
         effort=_SECOND_EFFORT,
         ahead_bytes=2 * step.history.outgrown_bytes if grows else 0,
         priced=step.plan if is_priced else None,
-        most_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds if is_gain else math.inf,
+        max_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds if is_gain else math.inf,
     )
 
 
@@ -145,7 +145,7 @@ def saves_by_accumulating(step: PlannedStep, held_bytes: int) -> bool:
     ``held_bytes`` are held by tensors outside of steps. Only where memory is short: gradients then die one by one.
     """
     is_short = step.moves or step.is_overdrawn or excess_held_bytes(step, held_bytes) > GROWTH_BYTES
-    return is_short and step.joined.program.kind_of_gradients is BufferKind.GRADIENT
+    return is_short and step.merged.program.kind_of_gradients is BufferKind.GRADIENT
 
 
 def excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
@@ -211,7 +211,7 @@ def _of_calibration(
         return
     if calibration.is_out_of_tolerance:
         seconds, worst = (calibration.measured_seconds, calibration.predicted_seconds), calibration.worst
-        title, op_seconds = step.joined.program.ops[worst.op].title, (worst.measured_seconds, worst.predicted_seconds)
+        title, op_seconds = step.merged.program.ops[worst.op].title, (worst.measured_seconds, worst.predicted_seconds)
         yield PredictionOff(*seconds, calibration.host_seconds, title, *op_seconds)
     if step.is_outgrown and not has_grown:
         yield WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes)

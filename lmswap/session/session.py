@@ -24,7 +24,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
 from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.lower import Lowered
-from lmswap.capture.merge_programs import Joined, join, join_costs
+from lmswap.capture.merge_programs import MergedPrograms, merge, merge_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
@@ -223,8 +223,8 @@ class Session:
 
     def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> None:
         """Plan a graph that was just captured, by itself, with the memory that is free now."""
-        joined = join([lowered.program])
-        known = self.plans.load_cached(joined.program)
+        merged = merge([lowered.program])
+        known = self.plans.load_cached(merged.program)
         if known:
             graph.costs = known.costs
         else:
@@ -235,13 +235,13 @@ class Session:
         ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
         try:
             with stage("planning", is_remembered=remembers() and known is None):
-                self._make((graph.index,), joined, graph.costs, known)
+                self._make((graph.index,), merged, graph.costs, known)
         except PlanInfeasible:
             if not ran:
                 raise
             # Earlier graphs of this step were planned before this one was known; from the next step on all of them
             # share one plan, which fits or is refused with the reason.
-            self.plans.swap_all((graph.index,), joined, graph.costs)
+            self.plans.swap_all((graph.index,), merged, graph.costs)
             # A complete step is over, though it was not ended yet.
             self.plan_notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
 
@@ -455,16 +455,18 @@ class Session:
 
     def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
         graphs = [self._graph(index) for index in indices]
-        joined = join([graph.program for graph in graphs], backwards)
-        costs = join_costs(joined, [graph.costs for graph in graphs])
-        self._make(indices, joined, costs, self.plans.load_cached(joined.program))
+        merged = merge([graph.program for graph in graphs], backwards)
+        costs = merge_costs(merged, [graph.costs for graph in graphs])
+        self._make(indices, merged, costs, self.plans.load_cached(merged.program))
 
     @collection_paused()
-    def _make(self, indices: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None) -> PlannedStep:
+    def _make(
+        self, indices: tuple[int, ...], merged: MergedPrograms, costs: OpCosts, known: CachedPlan | None
+    ) -> PlannedStep:
         """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately."""
         while True:
             try:
-                return self.plans.make(indices, joined, costs, known)
+                return self.plans.make(indices, merged, costs, known)
             except PlanInfeasible:
                 if not self.traces.evict_half():
                     raise

@@ -29,7 +29,7 @@ def snapshot(session: Session) -> Report:
             "margin_bytes": step.allowance.margin_bytes,
             "budget_parts": step.allowance.parts,
             "uncounted_bytes": step.allowance.account.uncounted_bytes,
-            "gradient_bytes": step.joined.program.gradient_bytes,
+            "gradient_bytes": step.merged.program.gradient_bytes,
             "predicted": step.predicted,
             "free_seconds": step.costs.free_seconds,
         }
@@ -76,15 +76,15 @@ def snapshot(session: Session) -> Report:
         return make_report(known)
     return make_report(
         known,
-        program=step.joined.program,
+        program=step.merged.program,
         plan=step.plan,
         placed_bytes=step.places.total_bytes if step.places else None,
-        unplanned_step_bytes=StepMemory(step.joined.program, step.costs).peak.nbytes,
+        unplanned_step_bytes=StepMemory(step.merged.program, step.costs).peak.nbytes,
     )
 
 
 def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
     if step is None:  # the names of what it moved are unknown
         return record.timeline((), other_bytes=0)
-    names = step.joined.program.buffer_names
+    names = step.merged.program.buffer_names
     return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)

@@ -17,7 +17,7 @@ UNUSED_STEPS = 512
 _LOOK_EVERY = 64  # steps
 _RECENT_STEPS = 2  # their traces stay, even if memory is short
 # Of a budget, that traces may take. Those of 4 layers of a transformer took 5 to 12 MiB each.
-MOST_SHARE = 0.25
+MAX_SHARE = 0.25
 
 
 class Traces:
@@ -43,7 +43,7 @@ class Traces:
             self._found_bytes = self._memory.other_bytes()
 
     def look(self) -> None:
-        """Measure, between two steps, what new traces hold; evict those not used for long, or beyond `MOST_SHARE`."""
+        """Measure, between two steps, what new traces hold; evict those not used for long, or beyond `MAX_SHARE`."""
         if self._found_bytes is not None:
             self._memory.collect()
             self.nbytes += max(0, self._memory.other_bytes() - self._found_bytes)
@@ -60,7 +60,7 @@ class Traces:
 
     def _evict_excess(self) -> None:
         """Evict the traces that have not been used for longest while all of them hold too much of the budget."""
-        excess_bytes = self.nbytes - MOST_SHARE * self._budget.nbytes
+        excess_bytes = self.nbytes - MAX_SHARE * self._budget.nbytes
         if excess_bytes > 0:
             num_excess = math.ceil(excess_bytes * self.num_kept / self.nbytes)  # of their mean size
             self._evict(self._unused_for(_RECENT_STEPS)[:num_excess])

@@ -318,9 +318,9 @@ def its_tests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite, "_HOW", ("-m", "pytest", "-p", "no:cacheprovider"))
 
-    def run(text, most_seconds=60, **options):
+    def run(text, max_seconds=60, **options):
         Path("test_some.py").write_text(f"import os, subprocess, sys, time, pytest\n{text}")
-        code = suite.run(Path("found.json"), ["test_some.py"], most_seconds, **options)
+        code = suite.run(Path("found.json"), ["test_some.py"], max_seconds, **options)
         found = json.loads(Path("found.json").read_text()) if Path("found.json").exists() else None
         return code, found and {test["test"].partition("::")[2]: test for test in found["tests"]}
 

@@ -79,7 +79,7 @@ def test_seconds_are_not_judged_on_a_machine_that_others_use(monkeypatch):
 )
 def test_a_run_that_hangs_or_crashes_breaks_a_promise(code, wrong, monkeypatch):
     monkeypatch.setattr(judge, "COMMAND", [sys.executable, "-c", code])
-    monkeypatch.setattr(judge, "_MOST_SECONDS", 1)
+    monkeypatch.setattr(judge, "_MAX_SECONDS", 1)
     (broken,) = judge.judge("0", "50%", PLAIN).broken
     assert wrong in broken
 

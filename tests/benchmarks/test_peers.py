@@ -155,7 +155,7 @@ def test_without_a_reference_nothing_is_compared(monkeypatch):
 def test_variants_that_fit_in_memory_alternate_with_their_own_reference(
     device, available_bytes, most, together, monkeypatch
 ):
-    monkeypatch.setattr(run, "_MOST_TOGETHER", most)
+    monkeypatch.setattr(run, "_MAX_TOGETHER", most)
     asked = []
 
     def run_in_turns(cells):

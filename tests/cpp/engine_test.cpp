@@ -602,9 +602,9 @@ INSTANTIATE_TEST_SUITE_P(Engines, PacedEngine, testing::ValuesIn(setups({true}))
 class BusyDriver final : public test::ForwardingDriver {
  public:
   using ForwardingDriver::ForwardingDriver;
-  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override {
+  void* allocate_host(uint64_t nbytes, uint64_t max_bytes) override {
     meanwhile();
-    return ForwardingDriver::allocate_host(nbytes, most_bytes);
+    return ForwardingDriver::allocate_host(nbytes, max_bytes);
   }
   void grow_host(void* pointer, uint64_t nbytes) override {
     meanwhile();

@@ -15,7 +15,7 @@ namespace lmswap::test::failing_calls_test {
 namespace {
 
 constexpr uint64_t kBytes = 20 << 10;
-constexpr int kCode = 999, kMostCalls = 400;
+constexpr int kCode = 999, kMaxCalls = 400;
 
 emulated_gpu::System& gpu() { return emulated_gpu::System::instance(); }
 
@@ -124,7 +124,7 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   const uint64_t clock = 1;  // which the driver makes when a time is first requested
   const uint64_t num_events = events_held(*device) + clock;
   int num_told = 0, nth = 1;
-  for (; nth < kMostCalls; ++nth) {
+  for (; nth < kMaxCalls; ++nth) {
     step.prepare(*engine);
     gpu().faults.plan("*", static_cast<uint64_t>(nth), kCode);
     const std::string error = error_of([&] { step.run(*engine); });
@@ -144,10 +144,10 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   RecordProperty("calls", nth - 1);
   RecordProperty("told", num_told);
   EXPECT_GT(num_told, 20);
-  EXPECT_LT(nth, kMostCalls);
+  EXPECT_LT(nth, kMaxCalls);
   // Of the last two blocks given back: copies both ways have three events each until the next holder comes.
-  constexpr uint64_t kMostEvents = 2 * 2 * 3;
-  EXPECT_LE(step.settled_events(*engine, num_events + kMostEvents), num_events + kMostEvents);
+  constexpr uint64_t kMaxEvents = 2 * 2 * 3;
+  EXPECT_LE(step.settled_events(*engine, num_events + kMaxEvents), num_events + kMaxEvents);
   engine->close();
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
@@ -158,7 +158,7 @@ TEST_P(FailingCalls, a_failed_copy_is_released_once_it_can_no_longer_be_waited_f
   Step step(*device, GetParam());
   // Of the last two blocks given back: copies both ways, their audits and the fill have three events each until the
   // next holder comes. One more is the driver's clock.
-  constexpr uint64_t kMostEvents = 2 * 5 * 3 + 1;
+  constexpr uint64_t kMaxEvents = 2 * 5 * 3 + 1;
   for (const bool audits : {false, true}) {
     const auto engine = step.open(directory.path(), {.audits = audits});
     const uint64_t num_events = events_held(*device);
@@ -172,7 +172,7 @@ TEST_P(FailingCalls, a_failed_copy_is_released_once_it_can_no_longer_be_waited_f
       gpu().faults.mend();
     }
     EXPECT_GT(num_failed, 80);
-    EXPECT_LE(step.settled_events(*engine, num_events + kMostEvents), num_events + kMostEvents);
+    EXPECT_LE(step.settled_events(*engine, num_events + kMaxEvents), num_events + kMaxEvents);
     engine->close();
   }
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
@@ -189,7 +189,7 @@ TEST_P(FailingCalls, any_call_may_fail_while_the_engine_opens) {
   device->driver->synchronize_stream(device->stream);
   const auto found = before();
   int num_told = 0, nth = 1;
-  for (; nth < kMostCalls; ++nth) {
+  for (; nth < kMaxCalls; ++nth) {
     gpu().faults.plan("*", static_cast<uint64_t>(nth), kCode);
     const std::string error = error_of([&] { step.open(directory.path()); });
     const bool has_failed = gpu().faults.num_planned() == 0;
@@ -201,7 +201,7 @@ TEST_P(FailingCalls, any_call_may_fail_while_the_engine_opens) {
     EXPECT_NE(error.find("999"), std::string::npos) << nth << ": " << error;
   }
   EXPECT_GT(num_told, 1);
-  EXPECT_LT(nth, kMostCalls);
+  EXPECT_LT(nth, kMaxCalls);
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
 

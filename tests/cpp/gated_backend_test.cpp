@@ -18,9 +18,9 @@ constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than bounc
 class GatedEngine : public test::GatedSwaps {
  protected:
   GatedEngine() : GatedSwaps("disk", kBytes) {}
-  void open(const std::string& faults = "", bool can_wait = true, double most_delay_seconds = 0) {
+  void open(const std::string& faults = "", bool can_wait = true, double max_delay_seconds = 0) {
     const char* kind = can_wait ? "emulated" : "emulated_one_queue";
-    GatedSwaps::open(make_test_device(kind, faults, most_delay_seconds), BandwidthLimiters{});
+    GatedSwaps::open(make_test_device(kind, faults, max_delay_seconds), BandwidthLimiters{});
     engine_->open_disk_tier(directory_.path(), 256 << 20, 1);
   }
 };

@@ -18,9 +18,9 @@ constexpr double kLeastSeconds = static_cast<double>(kBytes) / kBytesPerSecond;
 class GatedLinkTest : public test::GatedSwaps, public testing::WithParamInterface<std::string> {
  protected:
   GatedLinkTest() : GatedSwaps(GetParam(), kBytes) {}
-  void open(double most_delay_seconds = 0,
+  void open(double max_delay_seconds = 0,
             BandwidthLimiters limiters = {BandwidthLimiter(kBytesPerSecond), BandwidthLimiter(kBytesPerSecond)}) {
-    GatedSwaps::open(make_test_device("emulated", "", most_delay_seconds), std::move(limiters));
+    GatedSwaps::open(make_test_device("emulated", "", max_delay_seconds), std::move(limiters));
     test::open_tier(*engine_, tier_, 64 << 20, directory_.path());
     engine_->reserve(tier_, 4 * kBytes);
   }

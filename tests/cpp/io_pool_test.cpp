@@ -40,14 +40,14 @@ TEST(IoPool, runs_as_many_jobs_at_once_as_it_has_threads) {
 
 TEST(RequestLimiter, keeps_out_what_exceeds_its_size) {
   RequestLimiter limiter(2);
-  std::atomic<int> num_inside = 0, most_inside = 0;
+  std::atomic<int> num_inside = 0, max_inside = 0;
   {
     IoPool pool(4);
     for (int i = 0; i < 200; ++i) {
       pool.submit([&](Scratch) {
         limiter.acquire();
         const int now = ++num_inside;
-        for (int most = most_inside; now > most && !most_inside.compare_exchange_weak(most, now);) {
+        for (int most = max_inside; now > most && !max_inside.compare_exchange_weak(most, now);) {
         }
         std::this_thread::yield();
         --num_inside;
@@ -56,7 +56,7 @@ TEST(RequestLimiter, keeps_out_what_exceeds_its_size) {
     }
   }
   limiter.wait_until_idle();
-  EXPECT_LE(most_inside, 2);
+  EXPECT_LE(max_inside, 2);
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ class NotingDriver final : public test::ForwardingDriver {
  public:
   using ForwardingDriver::ForwardingDriver;
 
-  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override {
-    void* pointer = ForwardingDriver::allocate_host(nbytes, most_bytes);
+  void* allocate_host(uint64_t nbytes, uint64_t max_bytes) override {
+    void* pointer = ForwardingDriver::allocate_host(nbytes, max_bytes);
     std::memset(pointer, 0x11, nbytes);
     sizes_[pointer] = nbytes;
     return pointer;

@@ -11,7 +11,7 @@
 namespace lmswap::test::stress_test {
 namespace {
 
-constexpr uint64_t kMostBytes = 300 * 1024, kCapacity = 4 * kMostBytes;
+constexpr uint64_t kMaxBytes = 300 * 1024, kCapacity = 4 * kMaxBytes;
 constexpr int kNumThreads = 3, kNumSteps = 40;
 
 // A swapped buffer of one thread.
@@ -29,7 +29,7 @@ class Worker {
         tiers_(tiers),
         stream_(device.make_stream()),
         random_(seed),
-        pointer_(device.allocate(kMostBytes)) {}
+        pointer_(device.allocate(kMaxBytes)) {}
   ~Worker() { device_.free(pointer_); }
 
   void run() {
@@ -54,7 +54,7 @@ class Worker {
   }
 
   void swap_out() {
-    const uint64_t nbytes = 1 + draw(kMostBytes - 1), seed = draw(1 << 30),
+    const uint64_t nbytes = 1 + draw(kMaxBytes - 1), seed = draw(1 << 30),
                    offset = draw(kCapacity / kPageBytes) * kPageBytes;
     device_.driver->synchronize_stream(stream_);
     device_.upload(pointer_, make_bytes(nbytes, seed));
@@ -65,7 +65,7 @@ class Worker {
   }
 
   void swap_in(const Swapped& swapped) {
-    const uint64_t target = device_.allocate(kMostBytes);
+    const uint64_t target = device_.allocate(kMaxBytes);
     const int64_t handle = swapped.handle();
     engine_.in_done(handle, engine_.in_start(2, handle, target, swapped.nbytes, stream_), stream_);
     engine_.confirm();

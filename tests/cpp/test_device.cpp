@@ -51,10 +51,10 @@ class HostDevice final : public TestDevice {
 // Through the symbols that the emulated and the real driver share.
 class CudaDevice final : public TestDevice {
  public:
-  CudaDevice(const std::string& library, const std::string& faults_text, double most_delay_seconds)
+  CudaDevice(const std::string& library, const std::string& faults_text, double max_delay_seconds)
       : library_(dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)), is_emulated_(library == LMSWAP_EMULATED_GPU) {
     if (library_ == nullptr) throw std::runtime_error(dlerror());
-    if (is_emulated_) calm_emulated_gpu().configure({}, most_delay_seconds);
+    if (is_emulated_) calm_emulated_gpu().configure({}, max_delay_seconds);
     plan_failures(faults_text);
     driver = open_cuda_driver(library, 0);
     find<int (*)(cuda::Context*, int)>("cuDevicePrimaryCtxRetain")(&context_, 0);
@@ -160,11 +160,11 @@ bool has_cuda(int device) {
 }  // namespace
 
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults,
-                                             double most_delay_seconds) {
+                                             double max_delay_seconds) {
   if (kind == "host") return std::make_unique<HostDevice>(faults);
   const char* library = kind == "cuda" ? "libcuda.so.1" : LMSWAP_EMULATED_GPU;
   if (kind == "emulated_one_queue") setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
-  auto device = std::make_unique<CudaDevice>(library, faults, most_delay_seconds);
+  auto device = std::make_unique<CudaDevice>(library, faults, max_delay_seconds);
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return device;
 }

@@ -60,9 +60,9 @@ class TestDevice {
 
 // "host", "emulated" (tools/emulated_gpu), "emulated_one_queue", which cannot wait for the host, or "cuda" (the
 // machine's). `faults` as in faults.h; on the emulated GPU, the driver's calls can be made to fail by number.
-// `most_delay_seconds`: everything queued is late by up to this, where the device can do so.
+// `max_delay_seconds`: everything queued is late by up to this, where the device can do so.
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults = "",
-                                             double most_delay_seconds = 0);
+                                             double max_delay_seconds = 0);
 
 // The emulated GPU, without delays, planned faults and violations. Everything made before stays valid.
 emulated_gpu::System& calm_emulated_gpu();
@@ -110,8 +110,8 @@ class ForwardingDriver : public Driver {
   bool device_is_host() const override { return driver_->device_is_host(); }
   DeviceHandle device() const override { return driver_->device(); }
   std::shared_ptr<Driver> open_peer(int number) override { return driver_->open_peer(number); }
-  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override {
-    return driver_->allocate_host(nbytes, most_bytes);
+  void* allocate_host(uint64_t nbytes, uint64_t max_bytes) override {
+    return driver_->allocate_host(nbytes, max_bytes);
   }
   bool host_memory_grows() const override { return driver_->host_memory_grows(); }
   void grow_host(void* pointer, uint64_t nbytes) override { driver_->grow_host(pointer, nbytes); }

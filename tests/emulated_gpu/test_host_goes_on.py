@@ -99,7 +99,7 @@ def test_late_copies_and_requests_change_no_bit(compiler, monkeypatch, emulated_
 
 @pytest.mark.timeout(120, method="thread")  # of who waits for ever, the main thread may be one
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-@pytest.mark.parametrize("queues", [{"is_one": True}, {"most_queued": 3}, {"is_one": True, "most_queued": 3}])
+@pytest.mark.parametrize("queues", [{"is_one": True}, {"max_queued": 3}, {"is_one": True, "max_queued": 3}])
 def test_shared_and_full_queues_do_not_deadlock(queues, compiler, monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, compiler=compiler, faults="read@*=jitter:0.003,write@*=jitter:0.003")
     emulated_gpu.configure_queues(**queues)

@@ -77,7 +77,7 @@ _SECOND = [
     "x.detach()[..., :2]",
     "x.transpose(0, -1)",
 ]
-_MOST_ELEMENTS = 4096
+_MAX_ELEMENTS = 4096
 
 
 class RandomModel(nn.Module):
@@ -126,21 +126,21 @@ class _Writer:
         trial = dict(self.scope)
         with contextlib.suppress(Exception):
             exec(line, trial)
-            if all(isinstance(trial[name], torch.Tensor) and trial[name].numel() <= _MOST_ELEMENTS for name in made):
+            if all(isinstance(trial[name], torch.Tensor) and trial[name].numel() <= _MAX_ELEMENTS for name in made):
                 self.scope = trial
                 self.lines.append(line)
                 self.names += made
 
 
 @st.composite
-def models(draw: st.DrawFn, *, most_statements: int = 12) -> RandomModel:
+def models(draw: st.DrawFn, *, max_statements: int = 12) -> RandomModel:
     """Models of a few statements with one to four outputs, some of which may alias inputs or each other."""
     torch.manual_seed(0)  # what a statement draws may decide whether torch refuses the next
     shape, second = draw(st.sampled_from(_SHAPES)), draw(st.sampled_from(_SECOND))
     trial = RandomModel("  return x\n", shape, second)
     x, y, n = trial.inputs()
     writer = _Writer([], ["x", "y"], {"torch": torch, "F": F, "self": trial, "x": x, "y": y, "n": n})
-    for number in range(draw(st.integers(2, most_statements))):
+    for number in range(draw(st.integers(2, max_statements))):
         # Recent tensors more often than old ones, so that chains are common and skips occur.
         name = st.sampled_from(writer.names[-3:] * 2 + writer.names)
         given = {hole: draw(name) for hole in "abc"}

@@ -306,7 +306,7 @@ def test_only_tensors_saved_by_a_single_stream_are_swapped():
     for _ in range(3):
         model(x).sum().backward()
     step = api._sessions[model].plans.newest()
-    sizes = {buffer.id: buffer.nbytes for buffer in step.joined.program.buffers}
+    sizes = {buffer.id: buffer.nbytes for buffer in step.merged.program.buffers}
     swapped = {swap.buffer for swap in step.plan.swaps}
     assert {sizes[number] for number in swapped} == {BATCH * WIDTH * 4}
     assert {sizes[number] for number in sizes.keys() - swapped} >= {BATCH * 64 * 4}

@@ -20,7 +20,7 @@ def record(*transfers):
 
 
 def waits(program, plan, *transfers):
-    step = SimpleNamespace(joined=SimpleNamespace(program=program), plan=plan)
+    step = SimpleNamespace(merged=SimpleNamespace(program=program), plan=plan)
     return list(_waits(record(*transfers), step))
 
 

@@ -72,7 +72,7 @@ def output_is_saved():
 )
 def test_predicted_bytes_are_those_that_tensors_hold(make_model, take, released):
     step, peak_bytes = step_after(take, make_model)
-    program = step.joined.program
+    program = step.merged.program
     assert {program.buffers[buffer].kind for buffer in step.history.released} == released
     assert step.predicted.peak_bytes <= step.plan.predicted_peak_bytes
     assert step.predicted.peak_bytes == pytest.approx(peak_bytes, abs=NBYTES // 4)

@@ -395,7 +395,7 @@ class Holding(Ticks):
         super().__init__()
         self.log: list[str] = []
 
-    def hold(self, stream: int, most_seconds: float) -> None:
+    def hold(self, stream: int, max_seconds: float) -> None:
         self.log.append("hold")
 
     def let_go(self) -> None:

@@ -64,7 +64,7 @@ def test_a_small_percentage_is_widened_up_to_the_device():
     tracked.take_share(step.program, step.costs)
     planned = tracked.allowance(step.program)
     needed_bytes = planned.budget_bytes + 8 * MIB
-    assert not tracked.widen(planned, tracked.most_bytes + 1)
+    assert not tracked.widen(planned, tracked.max_bytes + 1)
     assert tracked.widen(planned, needed_bytes)
     assert tracked.nbytes == needed_bytes
     assert "is too small for this step" in notes[-1]

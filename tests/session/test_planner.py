@@ -99,9 +99,9 @@ def test_the_first_layout_assumes_the_most_retention_that_fits():
     with_arena = planner(arena=object())
     _, plan = with_arena.search(request(2**40), tuple(Retention))
     for retention in Retention:
-        most_bytes = needed_bytes(retention)
-        places, assumed = with_arena.first_layout(STEP.program, STEP.costs, plan, tuple(Retention), most_bytes)
-        assert places.total_bytes <= most_bytes
+        max_bytes = needed_bytes(retention)
+        places, assumed = with_arena.first_layout(STEP.program, STEP.costs, plan, tuple(Retention), max_bytes)
+        assert places.total_bytes <= max_bytes
         assert assumed <= retention
     places, assumed = with_arena.first_layout(STEP.program, STEP.costs, plan, tuple(Retention), 1)
     assert (assumed, places.total_bytes) == (Retention.ACCUMULATED, needed_bytes(Retention.ACCUMULATED))

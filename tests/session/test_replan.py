@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmswap.capture.merge_programs import Joined
+from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.errors import TierError
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind
@@ -90,9 +90,9 @@ class Model:
         monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
         self.plans = StepPlans(context, planner)
         self.replanner = Replanner(context, planner, self.plans)
-        step = self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
+        step = self.plans.make(GRAPHS, MergedPrograms(STEP.program, (0,)), STEP.costs)
         self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
-        self.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
+        self.plans.make(GRAPHS, MergedPrograms(STEP.program, (0,)), STEP.costs)
         self.searched.clear()
 
     def reserve(self, tier, nbytes, replace=False):
@@ -189,7 +189,7 @@ def test_replans_keep_the_phase_and_first_plans_begin_at_the_first(monkeypatch, 
     model.run()
     assert model.step.origin.startswith("replanned")
     assert model.step.history.phase is Phase(num_runs - 1)
-    model.plans.make(GRAPHS, Joined(STEP.program, (0,)), STEP.costs)
+    model.plans.make(GRAPHS, MergedPrograms(STEP.program, (0,)), STEP.costs)
     assert model.step.history.phase is Phase.TRACED
 
 
@@ -234,16 +234,16 @@ def test_a_followed_plan_spares_reserve_as_the_process_that_saved_it_and_keeps_i
     model.allowance = replace(model.allowance, reserve_bytes=20 * MIB)
     saved = replace(model.step, room=PlannedMemory(model.step.room.step_bytes, 4 * MIB, 6 * MIB))
     monkeypatch.setattr(model.plans, "_pinned", object())
-    followed = model.plans.make(GRAPHS, saved.joined, saved.costs, saved)
+    followed = model.plans.make(GRAPHS, saved.merged, saved.costs, saved)
     assert followed.allowance.reserve_bytes == 16 * MIB
     assert followed.allowance.margin_bytes == model.allowance.margin_bytes
 
 
 def test_the_newest_step_is_the_one_planned_last(monkeypatch):
     model = Model(monkeypatch)
-    joined = Joined(STEP.program, (0,))
+    merged = MergedPrograms(STEP.program, (0,))
     for graphs in ((0,), (1,), (0,)):
-        model.plans.make(graphs, joined, STEP.costs)
+        model.plans.make(graphs, merged, STEP.costs)
     assert model.plans.newest().graphs == (0,)
     model.plans.store(model.plans[(1,)])
     assert model.plans.newest().graphs == (0,)
@@ -276,11 +276,11 @@ def test_growth_that_no_plan_fits_is_answered_by_the_least_plan(monkeypatch):
 
 def test_absent_gradients_hide_no_growth_where_gradients_add_up(monkeypatch):
     model = Model(monkeypatch, spare_bytes=2**30)
-    accumulated = model.step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
+    accumulated = model.step.merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
     gradient_bytes = accumulated.gradient_bytes
     allowance = model.step.allowance.with_held(gradient_bytes)
-    joined = replace(model.step.joined, program=accumulated)
-    model.plans.store(replace(model.step, joined=joined, allowance=allowance))
+    merged = replace(model.step.merged, program=accumulated)
+    model.plans.store(replace(model.step, merged=merged, allowance=allowance))
     for absent_bytes in (gradient_bytes, 0, gradient_bytes):  # at the first of some batches, between, and again
         model.budget.absent_gradient_bytes = lambda _, absent_bytes=absent_bytes: absent_bytes
         model.budget.held = Held(20 * MIB + gradient_bytes - absent_bytes)

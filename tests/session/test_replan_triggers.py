@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmswap.capture.merge_programs import Joined
+from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.ir.machine import Host, Machine, Tier
 from lmswap.ir.program import BufferKind
 from lmswap.planner import make_plan
@@ -65,8 +65,8 @@ def planned(policy="none", *, spare_bytes=0, machine=None, **fields) -> PlannedS
     budget_bytes = BASE_BYTES + RESERVE_BYTES + MARGIN_BYTES + plan.predicted_peak_bytes + spare_bytes
     allowance = Allowance(budget_bytes, BASE_BYTES, 30 * MIB, RESERVE_BYTES, MARGIN_BYTES)
     plan = replace(plan, budget_bytes=allowance.step_bytes)
-    joined = Joined(STEP.program, (0,))
-    step = PlannedStep(plan, STEP.costs, machine, allowance.room, (7,), joined, allowance, allowance, "made in 1 s")
+    merged = MergedPrograms(STEP.program, (0,))
+    step = PlannedStep(plan, STEP.costs, machine, allowance.room, (7,), merged, allowance, allowance, "made in 1 s")
     return replace(step, **fields)
 
 
@@ -81,7 +81,7 @@ def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed
 
 
 def requested(step: PlannedStep, found, *, is_priced=True) -> PlanRequest:
-    request = PlanRequest(step.joined.program, step.costs, step.machine, step.allowance, Retention.ACCUMULATED, "auto")
+    request = PlanRequest(step.merged.program, step.costs, step.machine, step.allowance, Retention.ACCUMULATED, "auto")
     return merged(step, found, request, is_priced=is_priced)
 
 
@@ -205,7 +205,7 @@ def test_gradients_are_accumulated_from_now_on():
     assert after.allowance.tensor_bytes == step.allowance.tensor_bytes + 3 * MIB
     fewer = counted(step, replace(seen, held_bytes=0))
     assert fewer.allowance == after.allowance  # what is held less now was planned for, and may come
-    assert after.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
+    assert after.merged.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
     assert found(after, shown(after)) == ()
 
 
@@ -305,7 +305,7 @@ def test_all_triggers_of_a_boundary_are_one_request():
     assert [type(trigger) for trigger in all_found] == [HeldGrowth, MisplacedTensor, PredictionOff]
     request = requested(after, all_found)
     assert (request.effort, request.priced, request.ahead_bytes) == (4, after.plan, 0)
-    assert request.most_seconds == float("inf")
+    assert request.max_seconds == float("inf")
 
 
 def test_recurring_growth_is_planned_ahead_as_far_as_a_plan_fits():
@@ -322,9 +322,9 @@ def test_recurring_growth_is_planned_ahead_as_far_as_a_plan_fits():
 def test_a_longer_search_has_to_find_a_faster_plan():
     step = planned("swap_all")
     request = requested(step, [SlowPlan(0.5)])
-    assert request.most_seconds == pytest.approx(0.99 * step.plan.predicted_seconds)
+    assert request.max_seconds == pytest.approx(0.99 * step.plan.predicted_seconds)
     both = requested(step, [SlowPlan(0.5), MisplacedTensor()])
-    assert both.most_seconds == float("inf")
+    assert both.max_seconds == float("inf")
 
 
 def test_the_hosts_time_is_calibrated_for_the_plan_that_ran():

@@ -160,7 +160,7 @@ def plans(monkeypatch):
 
     def apply(self, run, _):
         step = self._plans[run.graphs]
-        made.append(self._plans.make(run.graphs, step.joined, step.costs).plan)
+        made.append(self._plans.make(run.graphs, step.merged, step.costs).plan)
         return True
 
     monkeypatch.setattr(Replanner, "apply", apply)

@@ -135,8 +135,8 @@ def test_traces_take_no_more_than_their_share_of_the_budget(monkeypatch):
     monkeypatch.setattr(session.memory, "other_bytes", lambda: session.traces.num_kept * 2**28)  # 256 MiB each
     for length in range(6, 10):
         assert_same(plain, model, [length, length, length])
-        most_bytes = traces.MOST_SHARE * session.budget.nbytes
-        assert session.traces.nbytes == session.traces.num_kept * 2**28 <= most_bytes + 2**28  # the newest comes on top
+        max_bytes = traces.MAX_SHARE * session.budget.nbytes
+        assert session.traces.nbytes == session.traces.num_kept * 2**28 <= max_bytes + 2**28  # the newest comes on top
     assert evicted(session) == [0, 1]
     assert_same(plain, model, [9, 8, 6, 6, 6])
     assert evicted(session) == [0, 1, 3]

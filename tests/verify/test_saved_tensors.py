@@ -36,7 +36,7 @@ def test_copies_for_the_comparison_are_not_part_of_the_planned_step():
         model(torch.randn(2**14, 64)).sum().backward()  # 4 MiB each
         model(torch.randn(2**14, 64)).sum().backward()
         planned = lmswap.api._sessions[model].plans.newest()
-        forward.append(planned.costs.scratch_bytes[: planned.joined.program.segments[0].stop])
+        forward.append(planned.costs.scratch_bytes[: planned.merged.program.segments[0].stop])
         lmswap.disable(model)
     assert forward[0] == forward[1]
 

@@ -85,15 +85,15 @@ def take_late_seconds() -> float:
     return float(_call().emulated_gpu_take_late_seconds())
 
 
-def configure_queues(*, is_one: bool = False, most_queued: int = 0) -> None:
+def configure_queues(*, is_one: bool = False, max_queued: int = 0) -> None:
     """What streams share of the hardware.
 
     Args:
         is_one: all that is queued waits for what was queued before, on whatever stream.
-        most_queued: operations that a stream holds; who queues more is held up, and all who call CUDA meanwhile. 0: any
+        max_queued: operations that a stream holds; who queues more is held up, and all who call CUDA meanwhile. 0: any
             number.
     """
-    _call().emulated_gpu_configure_queues(is_one, most_queued)
+    _call().emulated_gpu_configure_queues(is_one, max_queued)
 
 
 def configure_kernels(

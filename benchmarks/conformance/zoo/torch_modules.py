@@ -15,7 +15,7 @@ from benchmarks.conformance.zoo.samples import Scaled, fresh_call, seeded, sprea
 _MODULES = {info.name: info for info in module_db}
 NAMES = tuple(_MODULES)
 # Of the samples of one module, in training mode and in evaluation mode; they have up to 857, some of the same shapes.
-_MOST_SAMPLES = {
+_MAX_SAMPLES = {
     (torch.float32, True): 8,
     (torch.bfloat16, True): 3,
     (torch.float32, False): 3,
@@ -26,7 +26,7 @@ _SCALE = 0.9  # what was a probability stays one
 def trials(name: str) -> Iterator[Trial]:
     """Samples of the module from first to last, in training mode and not, in both types that it has."""
     info = _MODULES[name]
-    for (dtype, is_training), most in _MOST_SAMPLES.items():
+    for (dtype, is_training), most in _MAX_SAMPLES.items():
         for number, copies, sample in spread(_samples(info, dtype, is_training), most):
             mode = "training" if is_training else "evaluation"
             made = _trial(info, dtype, sample, copies=copies)

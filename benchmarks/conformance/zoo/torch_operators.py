@@ -17,8 +17,8 @@ from benchmarks.conformance.zoo.samples import Scaled, fresh_call, seeded, sprea
 # There, operators that draw numbers set a seed first, which no graph can; each training has the same one anyway.
 common_methods_invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
 _TYPES = (torch.float32, torch.bfloat16)
-_MOST_SAMPLES = {torch.float32: 5, torch.bfloat16: 2}
-_MOST_IN_PLACE = 1
+_MAX_SAMPLES = {torch.float32: 5, torch.bfloat16: 2}
+_MAX_IN_PLACE = 1
 _SCALE = 1.0  # what an operator is defined for stays that
 
 
@@ -53,12 +53,12 @@ def trials(name: str) -> Iterator[Trial]:
         if dtype not in info.supported_backward_dtypes("cpu"):
             continue
         samples = seeded(lambda dtype=dtype: info.sample_inputs("cpu", dtype, requires_grad=True))
-        for number, copies, sample in spread(samples, _MOST_SAMPLES[dtype]):
+        for number, copies, sample in spread(samples, _MAX_SAMPLES[dtype]):
             yield _trial(info.get_op(), sample, f"{dtype}, sample {number}", copies=copies)
         in_place = info.get_inplace()
         if dtype is torch.float32 and in_place is not None and info.supports_inplace_autograd:
             for number, copies, sample in spread(
-                [each for each in samples if not each.broadcasts_input], _MOST_IN_PLACE
+                [each for each in samples if not each.broadcasts_input], _MAX_IN_PLACE
             ):
                 yield _trial(in_place, sample, f"in place, sample {number}", copies=copies)
 

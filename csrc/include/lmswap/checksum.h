@@ -26,7 +26,7 @@ class ChecksumBudget {
  public:
   /// @param share processor seconds per second of wall-clock time
   /// @param now current time, seconds of CLOCK_MONOTONIC
-  explicit ChecksumBudget(double share, double now) : share_(share), seconds_(share * kMostSeconds), refilled_(now) {}
+  explicit ChecksumBudget(double share, double now) : share_(share), seconds_(share * kMaxSeconds), refilled_(now) {}
 
   /// @brief Refills the budget up to `now`.
   /// @return whether any of it is left
@@ -36,7 +36,7 @@ class ChecksumBudget {
   void spend(double seconds);
 
  private:
-  static constexpr double kMostSeconds = 10;
+  static constexpr double kMaxSeconds = 10;
 
   const double share_;
   std::mutex mutex_;

@@ -173,11 +173,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// @return whether streams of this device can wait for the host without blocking other streams
   bool can_hold();
 
-  /// @brief Makes `stream` wait, before what is queued from now on, until `let_go` or for `most_seconds`.
+  /// @brief Makes `stream` wait, before what is queued from now on, until `let_go` or for `max_seconds`.
   ///
   /// Ends the hold that is in force.
   /// @throws OptionError if `can_hold` is false
-  void hold(StreamHandle stream, double most_seconds);
+  void hold(StreamHandle stream, double max_seconds);
 
   /// @brief Ends the hold in force, if there is one.
   void let_go();

@@ -28,11 +28,11 @@ class StreamHold {
   /// @brief Ends the hold and blocks until the stream has passed it.
   ~StreamHold();
 
-  /// @brief Makes `stream` wait, before what is queued from now on, until `end` or for `most_seconds`.
+  /// @brief Makes `stream` wait, before what is queued from now on, until `end` or for `max_seconds`.
   ///
   /// Ends the hold that is in force.
   /// @throws DriverError if the wait cannot be queued
-  void begin(StreamHandle stream, double most_seconds);
+  void begin(StreamHandle stream, double max_seconds);
 
   /// @brief Ends the hold in force, if there is one.
   void end();

@@ -20,8 +20,8 @@ namespace {
 constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
 constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
 // Each moved huge page may become a mapping of its own: 16,384 of the 65,530 that a process may have.
-constexpr size_t kMostMovableBytes = size_t{32} << 30;
-constexpr size_t kMostChanges = 65'536;  // 1 MiB; a step of the 3D U-Net makes 1,500
+constexpr size_t kMaxMovableBytes = size_t{32} << 30;
+constexpr size_t kMaxChanges = 65'536;  // 1 MiB; a step of the 3D U-Net makes 1,500
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -52,7 +52,7 @@ bool remap(uintptr_t start, size_t nbytes) {
 }
 
 // Half of the addresses that the process may still use: threads, other allocators and compiled code need some, too.
-size_t most_addresses() {
+size_t max_addresses() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX / 2;
   const size_t num_pages = std::strtoull(read_file("/proc/self/statm").c_str(), nullptr, 10);  // mapped by the process
@@ -118,7 +118,7 @@ void RangeSet::unlink(std::map<uintptr_t, size_t>::const_iterator range) {
 }
 
 PageHeap::PageHeap(size_t reserve_bytes) : page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
-  for (size_t nbytes = round_up(std::min(reserve_bytes, most_addresses()), kGrowBytes); nbytes >= kGrowBytes;
+  for (size_t nbytes = round_up(std::min(reserve_bytes, max_addresses()), kGrowBytes); nbytes >= kGrowBytes;
        nbytes /= 2) {
     void* const base = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) continue;
@@ -231,7 +231,7 @@ void PageHeap::decommit(size_t nbytes) {
 }
 
 void PageHeap::record_change() {
-  if (changes_.size() == kMostChanges) changes_.pop_front();
+  if (changes_.size() == kMaxChanges) changes_.pop_front();
   changes_.push_back({monotonic_seconds(), stats_.live_bytes});
 }
 
@@ -301,7 +301,7 @@ void PageHeap::limit_retained() {
 // Moves retained huge pages, of the smallest ranges first, to the whole ones inside `fresh`; returns the number of
 // bytes.
 size_t PageHeap::move_retained(Range fresh) {
-  if (accessible_end_ - reserved_.start > kMostMovableBytes) return 0;
+  if (accessible_end_ - reserved_.start > kMaxMovableBytes) return 0;
   const uintptr_t first = round_up(fresh.start, kHugePageBytes);
   const uintptr_t stop = fresh.end() / kHugePageBytes * kHugePageBytes;
   uintptr_t to = first;

@@ -53,8 +53,8 @@ class File {
 
   // Held for the microseconds that opening takes; a longer lock is not ours.
   bool lock() const {
-    constexpr int kMostTries = 1000;
-    for (int i = 0; i < kMostTries; ++i) {
+    constexpr int kMaxTries = 1000;
+    for (int i = 0; i < kMaxTries; ++i) {
       if (flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -108,9 +108,9 @@ void DirectFile::read_back(uint64_t offset, std::byte* target, uint64_t nbytes) 
 }
 
 void DirectFile::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
-  constexpr uint64_t kMostBytes = 4 << 20;  // at once, as the I/O pool's requests
+  constexpr uint64_t kMaxBytes = 4 << 20;  // at once, as the I/O pool's requests
   nbytes = round_to_pages(nbytes);
-  const uint64_t part_bytes = std::min(nbytes, kMostBytes);
+  const uint64_t part_bytes = std::min(nbytes, kMaxBytes);
   const std::unique_ptr<void, void (*)(void*)> pages(std::aligned_alloc(kPageBytes, part_bytes), std::free);
   if (!pages) throw std::bad_alloc();
   std::memset(pages.get(), std::to_integer<int>(value), part_bytes);

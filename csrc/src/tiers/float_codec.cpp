@@ -66,7 +66,7 @@ template <typename Word>
 Estimate estimate(const std::byte* chunk, uint64_t num_words) {
   constexpr uint64_t kSamples = 512;  // an error of at most 2 % of the share
   constexpr double kWordBytes = sizeof(Word), kBitmapBytes = 1.0 / 8;
-  constexpr double kMostOutliers = 1.0 / 8;  // of fp16, four in five are outliers: 0.4 GB/s for nothing, instead of 2
+  constexpr double kMaxOutliers = 1.0 / 8;  // of fp16, four in five are outliers: 0.4 GB/s for nothing, instead of 2
   std::array<uint32_t, 256> counts = {};
   uint32_t num_kept = 0;
   for (uint64_t i = 0; i < kSamples; ++i) {
@@ -85,7 +85,7 @@ Estimate estimate(const std::byte* chunk, uint64_t num_words) {
     if (num_common > most_common) most_common = num_common, last = end - 1;
   }
   const double kept = num_kept / double{kSamples}, outliers = (num_kept - most_common) / double{kSamples};
-  const bool has_codes = outliers < kMostOutliers * kept;
+  const bool has_codes = outliers < kMaxOutliers * kept;
   const double kept_bytes = has_codes ? kWordBytes - 0.5 : kWordBytes;
   const double with_bitmap = kept * kept_bytes + kBitmapBytes, without = kept_bytes;
   Estimate found;
@@ -222,10 +222,10 @@ bool decode_words(std::byte* chunk, uint64_t nbytes, CodecMemory memory, uint64_
 }  // namespace
 
 std::optional<uint64_t> encode(const std::byte* chunk, uint64_t nbytes, CodecMemory memory) {
-  constexpr double kMostShare = 15.0 / 16;  // less is not worth its time
+  constexpr double kMaxShare = 15.0 / 16;  // less is not worth its time
   if (nbytes <= kPageBytes) return std::nullopt;
   const Estimate wide = estimate<uint32_t>(chunk, nbytes / 4), narrow = estimate<uint16_t>(chunk, nbytes / 2);
-  if (std::min(wide.share, narrow.share) > kMostShare) return std::nullopt;
+  if (std::min(wide.share, narrow.share) > kMaxShare) return std::nullopt;
   const uint64_t encoded_bytes = wide.share <= narrow.share
                                      ? encode_words<uint32_t>(chunk, nbytes, memory, wide.header)
                                      : encode_words<uint16_t>(chunk, nbytes, memory, narrow.header);

@@ -72,10 +72,10 @@ uint64_t system_page_bytes() {
   return std::max(kPageBytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));  // tiers allocate in kPageBytes
 }
 
-HostRange::HostRange(uint64_t most_bytes, int node, uint64_t page_bytes, std::string nodes)
+HostRange::HostRange(uint64_t max_bytes, int node, uint64_t page_bytes, std::string nodes)
     : page_bytes_(page_bytes),
-      most_bytes_(round_up(most_bytes)),
-      mapped_bytes_(most_bytes_ + kHugePageBytes),
+      max_bytes_(round_up(max_bytes)),
+      mapped_bytes_(max_bytes_ + kHugePageBytes),
       node_(node),
       nodes_(std::move(nodes)) {
   mapped_ = mmap(nullptr, mapped_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -84,15 +84,15 @@ HostRange::HostRange(uint64_t most_bytes, int node, uint64_t page_bytes, std::st
   data_ = static_cast<std::byte*>(mapped_) + (kHugePageBytes - begin % kHugePageBytes) % kHugePageBytes;
   madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);  // kernels without huge pages refuse it, which does no harm
   madvise(mapped_, mapped_bytes_, MADV_DONTFORK);
-  refusal_ = prefer_node(data_, most_bytes_, node);
+  refusal_ = prefer_node(data_, max_bytes_, node);
 }
 
 HostRange::~HostRange() { munmap(mapped_, mapped_bytes_); }
 
 void HostRange::extend(uint64_t nbytes) {
   nbytes = round_up(nbytes);
-  if (nbytes > most_bytes_) {
-    throw DriverError("host memory of at most " + format_bytes(most_bytes_) + " cannot be extended to " +
+  if (nbytes > max_bytes_) {
+    throw DriverError("host memory of at most " + format_bytes(max_bytes_) + " cannot be extended to " +
                       format_bytes(nbytes));
   }
   if (nbytes <= nbytes_) return;  // already within the last page
@@ -112,9 +112,9 @@ void HostRange::shrink(uint64_t nbytes) noexcept {
 // In parallel: one thread zeroes a few GB/s, and a plan may need a hundred GB. Where mbind was refused, the caller,
 // which may run on any node, touches nothing itself.
 void HostRange::fault_in(std::byte* begin, uint64_t nbytes) const {
-  constexpr uint64_t kMostThreads = 8, kLeastBytes = 64 << 20;  // of a thread
+  constexpr uint64_t kMaxThreads = 8, kLeastBytes = 64 << 20;  // of a thread
   const auto cpus = refusal_ != 0 ? cpus_of_node(node_, nodes_) : std::nullopt;
-  const uint64_t most = std::min<uint64_t>(kMostThreads, std::thread::hardware_concurrency());
+  const uint64_t most = std::min<uint64_t>(kMaxThreads, std::thread::hardware_concurrency());
   const uint64_t num_threads = std::max<uint64_t>(1, std::min(most, nbytes / kLeastBytes));
   const uint64_t part_bytes = (nbytes / num_threads / kHugePageBytes + 1) * kHugePageBytes;
   std::atomic<bool> is_placed = refusal_ == 0 || cpus;

@@ -38,13 +38,13 @@ std::vector<TransferPointer> PendingTransfers::take_within(const Block& block) {
 
 std::vector<TransferPointer> PendingTransfers::take_finished_if_many() {
   std::vector<TransferPointer> taken;
-  if (entries_.size() <= most_) return taken;
+  if (entries_.size() <= max_) return taken;
   while (!entries_.empty() && entries_.front().transfer->state.is_finished()) {
     taken.push_back(std::move(entries_.front().transfer));
     by_offset_.erase(entries_.front().position);
     entries_.pop_front();
   }
-  most_ = std::max(kFew, 2 * entries_.size());
+  max_ = std::max(kFew, 2 * entries_.size());
   if (entries_.empty()) longest_bytes_ = 0;
   return taken;
 }

@@ -67,7 +67,7 @@ std::string target_of(const std::string& directory, const std::string& name, int
 
 // Opens the path component by component, each relative to the one before, so that what is checked is what is opened.
 int open_trusted(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as in the kernel
+  constexpr int kMaxLinks = 40;  // as in the kernel
   if (path.empty()) throw directory_error(path, "is no path");
   Descriptor here = start_of(path);
   std::list<std::string> parts = names_in(path);
@@ -80,7 +80,7 @@ int open_trusted(const std::string& path) {
       throw directory_error(path, "cannot be used: " + errno_text(errno));
     }
     if (S_ISLNK(status.st_mode)) {
-      if (++num_links > kMostLinks) throw directory_error(path, "cannot be used: " + errno_text(ELOOP));
+      if (++num_links > kMaxLinks) throw directory_error(path, "cannot be used: " + errno_text(ELOOP));
       const std::string target = target_of(path, name, next.get(), status.st_uid);
       if (target.front() == '/') here = start_of(target);
       parts.splice(parts.begin(), names_in(target));

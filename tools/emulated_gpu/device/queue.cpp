@@ -58,7 +58,7 @@ void System::submit(Stream& stream, Work work) {
     };
   }
   stream.submit(std::move(work));
-  if (queues_.most_queued > 0) stream.wait_for_room(queues_.most_queued);
+  if (queues_.max_queued > 0) stream.wait_for_room(queues_.max_queued);
 }
 
 int System::create_stream(int device, void** handle) {

@@ -19,9 +19,9 @@ void Stream::wait() {
   changed_.wait(lock, [this, last = num_submitted_] { return num_finished_ >= last; });
 }
 
-void Stream::wait_for_room(size_t most_queued) {
+void Stream::wait_for_room(size_t max_queued) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return num_submitted_ - num_finished_ <= most_queued; });
+  changed_.wait(lock, [&] { return num_submitted_ - num_finished_ <= max_queued; });
 }
 
 bool Stream::is_idle() {

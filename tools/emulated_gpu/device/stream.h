@@ -25,7 +25,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   Stream(uint32_t number, int device) : number(number), device(device) {}
 
   void submit(Work work);
-  void wait_for_room(size_t most_queued);
+  void wait_for_room(size_t max_queued);
   void wait();  // for what is queued now
   bool is_idle();
   void close();  // the thread has ended then, or, where work is queued, ends when that is done

@@ -51,8 +51,8 @@ struct Device {
 
 // What streams share of the hardware.
 struct Queues {
-  bool is_one = false;     // what is queued waits for all that was queued before, on whatever stream
-  size_t most_queued = 0;  // in one stream; who queues more is held up, and all who call meanwhile; 0: no limit
+  bool is_one = false;    // what is queued waits for all that was queued before, on whatever stream
+  size_t max_queued = 0;  // in one stream; who queues more is held up, and all who call meanwhile; 0: no limit
 };
 
 enum class Pageable { kStaged, kForbidden };

@@ -50,8 +50,8 @@ EXPORTED void emulated_gpu_configure_peers(int have_access, double rate) {
   System::instance().configure(Peers{have_access != 0, rate});
 }
 
-EXPORTED void emulated_gpu_configure_queues(int is_one, size_t most_queued) {
-  System::instance().configure(Queues{is_one != 0, most_queued});
+EXPORTED void emulated_gpu_configure_queues(int is_one, size_t max_queued) {
+  System::instance().configure(Queues{is_one != 0, max_queued});
 }
 
 EXPORTED void emulated_gpu_set_capacity(int device, size_t nbytes) { System::instance().set_capacity(device, nbytes); }

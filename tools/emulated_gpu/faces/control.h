@@ -46,7 +46,7 @@ double emulated_gpu_take_late_seconds();
 void emulated_gpu_configure_peers(int have_access, double rate);
 
 // All streams share one queue of the hardware; so many of a stream's operations at most are queued, 0 for any number.
-void emulated_gpu_configure_queues(int is_one, size_t most_queued);
+void emulated_gpu_configure_queues(int is_one, size_t max_queued);
 
 void emulated_gpu_set_capacity(int device, size_t nbytes);
 

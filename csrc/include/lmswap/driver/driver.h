@@ -55,8 +55,8 @@ class Driver {
 
   /// @brief Allocates page-aligned host memory that the device copies to and from without staging (pinned memory).
   /// @param nbytes size
-  /// @param most_bytes largest size that `grow_host` may request
-  virtual void* allocate_host(uint64_t nbytes, uint64_t most_bytes) = 0;
+  /// @param max_bytes largest size that `grow_host` may request
+  virtual void* allocate_host(uint64_t nbytes, uint64_t max_bytes) = 0;
 
   /// @return whether `grow_host` is supported
   [[nodiscard]] virtual bool host_memory_grows() const { return false; }

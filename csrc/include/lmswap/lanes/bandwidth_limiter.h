@@ -59,18 +59,18 @@ class BandwidthLimiter {
     int64_t free_at = free_at_->load();
     for (;;) {
       // So many chunks are never queued: the number is from before a reboot, or corrupt.
-      const bool is_stale = free_at > now + kMostQueuedChunks * duration_of(std::max(chunk_bytes(), kLargestRequest));
+      const bool is_stale = free_at > now + kMaxQueuedChunks * duration_of(std::max(chunk_bytes(), kLargestRequest));
       // A link that was busy when the bytes became available continues without a gap; an idle one starts now.
       const bool is_continued = !is_stale && free_at >= ready;
-      const int64_t end = (is_continued ? std::max(free_at, now - kMostCatchUp) : now) + duration;
+      const int64_t end = (is_continued ? std::max(free_at, now - kMaxCatchUp) : now) + duration;
       if (free_at_->compare_exchange_weak(free_at, end)) return end;
     }
   }
 
  private:
-  static constexpr int64_t kMostQueuedChunks = 64;      // lanes that share a link, one chunk each
+  static constexpr int64_t kMaxQueuedChunks = 64;       // lanes that share a link, one chunk each
   static constexpr uint64_t kLargestRequest = 4 << 20;  // of the disk's lanes
-  static constexpr int64_t kMostCatchUp = 20'000'000;   // oversleeping on a busy machine: 20 ms
+  static constexpr int64_t kMaxCatchUp = 20'000'000;    // oversleeping on a busy machine: 20 ms
 
   static int64_t nanoseconds(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
   [[nodiscard]] int64_t duration_of(uint64_t nbytes) const {

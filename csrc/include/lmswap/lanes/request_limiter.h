@@ -10,13 +10,13 @@ namespace lmswap {
 /// @brief A counting semaphore that can wait for all requests. Thread-safe.
 class RequestLimiter {
  public:
-  /// @param most_requests the most that may run concurrently
-  explicit RequestLimiter(int most_requests) : most_requests_(most_requests) {}
+  /// @param max_requests the most that may run concurrently
+  explicit RequestLimiter(int max_requests) : max_requests_(max_requests) {}
 
-  /// @brief Blocks until fewer than `most_requests` run, and begins one.
+  /// @brief Blocks until fewer than `max_requests` run, and begins one.
   void acquire() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return num_requests_ < most_requests_; });
+    changed_.wait(lock, [&] { return num_requests_ < max_requests_; });
     ++num_requests_;
   }
 
@@ -34,7 +34,7 @@ class RequestLimiter {
   }
 
  private:
-  const int most_requests_;
+  const int max_requests_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int num_requests_ = 0;

@@ -20,12 +20,12 @@ uint64_t system_page_bytes();
 /// other pages than those that the device writes to. Not thread-safe.
 class HostRange {
  public:
-  /// @param most_bytes the most that it can be extended to
+  /// @param max_bytes the most that it can be extended to
   /// @param node preferred NUMA node; -1: any
   /// @param page_bytes the kernel's page, 64 KiB on some machines
   /// @param nodes sysfs directory of the NUMA nodes
   /// @throws DriverError if the addresses cannot be reserved
-  HostRange(uint64_t most_bytes, int node, uint64_t page_bytes = system_page_bytes(),
+  HostRange(uint64_t max_bytes, int node, uint64_t page_bytes = system_page_bytes(),
             std::string nodes = "/sys/devices/system/node");
   ~HostRange();
   HostRange(const HostRange&) = delete;
@@ -35,7 +35,7 @@ class HostRange {
   [[nodiscard]] uint64_t nbytes() const { return nbytes_; }
 
   /// @brief Commits memory up to `nbytes`, rounded to the kernel's pages; on return all pages are resident.
-  /// @throws DriverError if the system refuses, or `nbytes` is more than `most_bytes`
+  /// @throws DriverError if the system refuses, or `nbytes` is more than `max_bytes`
   void extend(uint64_t nbytes);
 
   /// @brief Gives memory beyond `nbytes` back to the kernel.
@@ -49,7 +49,7 @@ class HostRange {
 
   const uint64_t page_bytes_;
   void* mapped_;
-  const uint64_t most_bytes_, mapped_bytes_;
+  const uint64_t max_bytes_, mapped_bytes_;
   const int node_;
   const std::string nodes_;
   int refusal_ = 0;  // errno of mbind

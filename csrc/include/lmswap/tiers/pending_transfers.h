@@ -51,7 +51,7 @@ class PendingTransfers {
   Entries entries_;  // in the order in which they were added
   ByOffset by_offset_;
   uint64_t longest_bytes_ = 0;
-  size_t most_ = kFew;  // with more, finished ones are removed
+  size_t max_ = kFew;  // with more, finished ones are removed
 };
 
 }  // namespace lmswap

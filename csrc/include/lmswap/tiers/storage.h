@@ -43,12 +43,12 @@ class Storage {
 /// @brief Pinned host memory.
 class PinnedMemory final : public Storage {
  public:
-  /// @param most_bytes the most that it may grow to, where the driver supports that; 0: it does not grow
+  /// @param max_bytes the most that it may grow to, where the driver supports that; 0: it does not grow
   /// @throws DriverError if the memory cannot be allocated
-  PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes, uint64_t most_bytes = 0)
+  PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes, uint64_t max_bytes = 0)
       : Storage(nbytes),
         driver_(std::move(driver)),
-        data_(static_cast<std::byte*>(driver_->allocate_host(nbytes, std::max(nbytes, most_bytes)))) {}
+        data_(static_cast<std::byte*>(driver_->allocate_host(nbytes, std::max(nbytes, max_bytes)))) {}
   ~PinnedMemory() override { driver_->free_host(data_); }
   [[nodiscard]] std::byte* data() const { return data_; }
 
