@@ -129,7 +129,9 @@ def test_prediction_that_is_off_is_replanned_once_by_measurements(monkeypatch):
     assert same_bits(actual, expected)
     (note,) = [note for note in report.plan_notes if "replanned" in note]
     assert note.startswith("replanned after step 3: measured ")
-    assert re.search(r"predicted; most off is op '\S+' \(models\.py:\d+ .*\): [^ ]+ \S+ against ", note)
+    # A clone that torch inserts has no line of the user's; on a busy machine it may be the one.
+    op = r"'clone_default'|'\S+' \(models\.py:\d+ .*\)"
+    assert re.search(rf"predicted; most off is op (?:{op}): [^ ]+ \S+ against ", note)
     assert report.plan_origin == "replanned after step 3"
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     assert train(num_steps=3)[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
