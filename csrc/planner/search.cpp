@@ -52,7 +52,7 @@ void Search::find_gaps() {
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap));
         if (uses[0] > 0) allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapNext));
         evictable_gaps_.push_back(gap);
-        num_actions_ = kNumActions;
+        is_cyclic_ = true;
         continue;
       }
       const int next = is_tail ? -1 : step_.segment_of[uses[k + 1]];
@@ -77,6 +77,7 @@ void Search::find_gaps() {
 }
 
 void Search::find_classes() {
+  class_of_.assign(step_.num_gaps(), 0);
   std::map<std::tuple<Bytes, double, int, std::size_t>, std::vector<int>> classes;
   for (const int gap : evictable_gaps_) {
     const int buffer = buffer_of_[gap], producer = step_.producer[buffer];
@@ -87,6 +88,7 @@ void Search::find_classes() {
   for (auto& [key, gaps] : classes) {
     std::sort(gaps.begin(), gaps.end(),
               [&](int a, int b) { return begins_at(buffer_of_[a]) < begins_at(buffer_of_[b]); });
+    for (const int gap : gaps) class_of_[gap] = classes_.size();
     classes_.push_back(std::move(gaps));
   }
 }
@@ -211,7 +213,7 @@ void Search::start_evenly() {
 // Evicts the buffers that are cheapest to recompute, up to some share of the bytes; then the cheapest where needed.
 void Search::start() {
   evaluate(default_actions_);
-  if (num_actions_ == kNumActions) start_evenly();
+  if (is_cyclic_) start_evenly();
   std::vector<std::pair<double, int>> costs;  // seconds a byte
   for (const int gap : evictable_gaps_) {
     const int buffer = buffer_of_[gap];
@@ -262,8 +264,9 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
         if (!allows(interval.gap, action) || !evicts(interval, now, action, evict_again)) continue;
         double seconds = is_recompute(action) ? recompute_seconds(actions, buffer, 6)
                                               : swap_weight * copy_seconds_per_byte_ * static_cast<double>(nbytes);
-        // Equal layers have equal prices: any of them may be the one to choose.
+        // Equal layers have equal prices: any of them may be the one to choose. What nothing writes is not copied out.
         if (step_.is_shared(buffer)) seconds *= 1 + std::uniform_real_distribution<double>(0, 1)(random_);
+        if (step_.is_persistent(buffer) && step_.last_write[buffer] < 0) seconds /= 2;
         options.push_back({seconds / static_cast<double>(nbytes), interval.gap, action, nbytes});
       }
     }
@@ -317,6 +320,7 @@ double Search::recompute_seconds(const std::vector<Action>& actions, int buffer,
 // often.
 void Search::anneal(Candidate current, int evaluations) {
   const int begin = evaluations_, stop = std::min(max_evaluations_, evaluations_ + evaluations);
+  const int num_actions = is_cyclic_ ? kNumActions : kNumActions - 1;
   std::uniform_real_distribution<double> uniform(0, 1);
   int unchanged = 0;  // tries in a row without a change: a step may have no choices left
   while (!evictable_gaps_.empty() && evaluations_ < stop && !is_done() && unchanged < 100) {
@@ -324,10 +328,11 @@ void Search::anneal(Candidate current, int evaluations) {
     auto tried = current;
     const double kind = uniform(random_);
     const int changes = kind < 0.35 ? 1 : kind < 0.6 ? 2 : 0;
-    bool changed = changes == 0 && reset_around_op(tried.actions);
-    for (int change = 0; change < changes; ++change) {
+    const bool exchanges = is_cyclic_ && changes > 0 && uniform(random_) < 0.5;
+    bool changed = changes == 0 ? reset_around_op(tried.actions) : exchanges && exchange(tried.actions);
+    for (int change = 0; change < changes && !exchanges; ++change) {
       const int gap = pick_gap(current);
-      const auto action = static_cast<Action>(static_cast<int>(uniform(random_) * num_actions_));
+      const auto action = static_cast<Action>(static_cast<int>(uniform(random_) * num_actions));
       changed = changed || (allows(gap, action) && tried.actions[gap] != action);
       if (allows(gap, action)) tried.actions[gap] = action;
     }
@@ -362,6 +367,22 @@ bool Search::reset_around_op(std::vector<Action>& actions) {
     changed = true;
   }
   return changed;
+}
+
+// Exchanges the actions of two equal layers: the one that is evicted then suits the copies around it better.
+bool Search::exchange(std::vector<Action>& actions) {
+  std::uniform_real_distribution<double> uniform(0, 1);
+  const auto any = [&](const std::vector<int>& gaps) {
+    return gaps[static_cast<std::size_t>(uniform(random_) * static_cast<double>(gaps.size()))];
+  };
+  for (int attempt = 0; attempt < 40; ++attempt) {
+    const int gap = any(evictable_gaps_);
+    const int other = any(classes_[class_of_[gap]]);
+    if (actions[gap] == actions[other] || !allows(gap, actions[other]) || !allows(other, actions[gap])) continue;
+    std::swap(actions[gap], actions[other]);
+    return true;
+  }
+  return false;
 }
 
 // A gap to try another action for: of two recomputes of the last schedule the more expensive one, an evicted one, or

@@ -80,6 +80,7 @@ class Search {
   [[nodiscard]] double recompute_seconds(const std::vector<Action>& actions, int buffer, int depth) const;
   void anneal(Candidate current, int evaluations);
   bool reset_around_op(std::vector<Action>& actions);
+  bool exchange(std::vector<Action>& actions);
   int pick_gap(const Candidate& current);
   void split_classes();
   void prune();
@@ -94,13 +95,14 @@ class Search {
   std::vector<int> buffer_of_;             // by gap
   std::vector<int> evictable_gaps_;        // gaps with a choice of actions, largest buffers first
   std::vector<std::vector<int>> classes_;  // evictable gaps of equal buffers made by equal ops, in order of time
+  std::vector<std::size_t> class_of_;      // by evictable gap
   std::vector<Action> default_actions_;    // keeps all buffers with later uses
   std::vector<Candidate> starts_;
   Candidate best_;
   Outcome last_outcome_;
   std::unordered_map<std::uint64_t, Outcome> outcomes_;  // by key of the schedule
-  int num_actions_ = kNumActions - 1;                    // kSwapNext is for persistent buffers
   int evaluations_ = 0, max_evaluations_ = 0;
+  bool is_cyclic_ = false;  // gaps over the step's end can be swapped: the last action is theirs
   double target_seconds_ = 0;
   double compute_seconds_ = 0;        // of the step when nothing is evicted
   double copy_seconds_per_byte_ = 0;  // out and in
