@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -70,7 +69,7 @@ class Timeline:
     spans: tuple[Span, ...]
     memory: tuple[tuple[float, int], ...]
     steps: tuple[Step, ...] = ()
-    bytes_by_kind: Mapping[BufferKind, tuple[int, ...]] = field(default_factory=dict)
+    bytes_by_kind: dict[BufferKind, tuple[int, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         size = f"{len(self.spans)} spans, {len(self.memory)} points of memory"
