@@ -30,7 +30,7 @@ def run(model: str, policy: str, num_steps: int, share: float) -> dict:
 @pytest.mark.slow  # `make demo` checks the same for each change
 def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, policy, share):
     figures = run(model, policy, num_steps=5, share=share)
-    assert figures["recomputed_bytes"] + figures["swapped_out_bytes"] > 0
+    assert max(figures["moved_bytes"]) > 0
     assert max(figures["grown_bytes"]) <= figures["budget_bytes"]
 
 
