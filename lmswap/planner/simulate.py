@@ -84,12 +84,13 @@ class _Simulation:
         )
         if memory.program.is_cyclic:
             curve.append((0.0, self._resident_bytes))
+        allocated_bytes = [allocated_bytes[0] - persistent_bytes, *allocated_bytes[1:]]  # that is there already
         steps = zip(memory.program.ops, memory.costs.seconds, memory.costs.scratch_bytes, strict=True)
         for position, (op, seconds, scratch_bytes) in enumerate(steps):
             self._resident_bytes -= freed_bytes[position]
             for action, number in actions.get(position, ()):
                 action(number)
-            self._resident_bytes += allocated_bytes[position] - (0 if position else persistent_bytes)
+            self._resident_bytes += allocated_bytes[position]
             curve.append((lanes.clock, self._resident_bytes + scratch_bytes))
             self._queue(lanes.queue_op, op.name)
             start = lanes.clock

@@ -60,10 +60,9 @@ def _swaps_of_shared(draw: st.DrawFn, live: LiveRange, num_ops: int, offset: int
         uses = uses[first:] + [use + num_ops for use in uses[: first + 1]]
     writes = [use for use in uses if use % num_ops in live.writes]
     swaps: list[Swap] = []
-    returned, copied = (
-        0,
-        -1 if writes else 2 * num_ops,
-    )  # the last first_use and out_start; what no op writes has a copy
+    returned, copied = 0, -1  # the last first_use and out_start
+    if not writes:
+        copied = 2 * num_ops  # there is a host copy for good
     for after, before in pairwise(uses):
         if before == after + 1 or draw(st.booleans()):
             continue
