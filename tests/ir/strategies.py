@@ -18,16 +18,16 @@ SIZES = st.sampled_from([0, 1, 2, 3, 4, 7, 5000])
 
 
 @st.composite
-def steps(draw: st.DrawFn, *, most_ops: int = 14, most_graphs: int = 2) -> Step:
+def steps(draw: st.DrawFn, *, max_ops: int = 14, max_graphs: int = 2) -> Step:
     """A step of one or two training graphs, or of an inference graph: skips, several uses, in-place writes, views."""
     maker = _Maker(draw)
     if draw(st.booleans()):
-        graphs = draw(st.integers(1, most_graphs))
-        saved = [maker.segment(graph, "forward", draw(st.integers(1, most_ops)), []) for graph in range(graphs)]
+        graphs = draw(st.integers(1, max_graphs))
+        saved = [maker.segment(graph, "forward", draw(st.integers(1, max_ops)), []) for graph in range(graphs)]
         for graph in reversed(range(graphs)):
-            maker.segment(graph, "backward", draw(st.integers(1, most_ops)), saved[graph])
+            maker.segment(graph, "backward", draw(st.integers(1, max_ops)), saved[graph])
     else:
-        maker.segment(0, "inference", draw(st.integers(1, most_ops)), [])
+        maker.segment(0, "inference", draw(st.integers(1, max_ops)), [])
     return maker.step()
 
 
@@ -100,12 +100,12 @@ def costs(draw: st.DrawFn, num_ops: int) -> OpCosts:
 
 
 @st.composite
-def cyclic_steps(draw: st.DrawFn, *, most_ops: int = 7) -> Step:
+def cyclic_steps(draw: st.DrawFn, *, max_ops: int = 7) -> Step:
     """A whole step: forward only, or of several micro-batches whose summed gradients update the weights they are of.
 
     Some weights are frozen, some are also written by a forward.
     """
-    micro_batch = draw(steps(most_ops=most_ops)).program
+    micro_batch = draw(steps(max_ops=max_ops)).program
     weights = [buffer.id for buffer in micro_batch.buffers if buffer.kind is BufferKind.PARAMETER]
     gradients = [b.id for b in micro_batch.buffers if b.kind in (BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT)]
     trained = draw(st.integers(0, min(len(weights), len(gradients))))

@@ -48,7 +48,7 @@ def test_buffers_have_names_and_in_older_files_those_of_their_first_values():
     assert schedule(named, [Recompute(0, 2)]).program.buffer_names[count:] == ("block: add #3 (recomputed)",)
 
 
-@given(st.data(), steps(most_ops=4))
+@given(st.data(), steps(max_ops=4))
 def test_a_damaged_file_is_refused_or_still_a_program_that_can_be_planned(data, step):
     text = data.draw(damaged(step.program.to_json()))
     try:

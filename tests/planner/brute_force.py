@@ -32,10 +32,10 @@ def faster_plan(
     than_seconds: float,
     *,
     min_swap_bytes: int = 1,
-    most_recomputes: int = 2,
+    max_recomputes: int = 2,
 ) -> Plan | None:
-    """A plan of at most ``most_recomputes`` that takes less than ``than_seconds``, verified and simulated."""
-    for recomputes in _recompute_lists(step, than_seconds, most_recomputes):
+    """A plan of at most ``max_recomputes`` that takes less than ``than_seconds``, verified and simulated."""
+    for recomputes in _recompute_lists(step, than_seconds, max_recomputes):
         search = _Trips(step, machine, budget_bytes, than_seconds, recomputes=recomputes, min_swap_bytes=min_swap_bytes)
         for swaps, seconds in search.faster():
             plan = Plan("all", budget_bytes, swaps, seconds, 0, {"host": 2**40}, recomputes=recomputes)

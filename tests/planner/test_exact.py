@@ -64,7 +64,7 @@ def check_auto(step: Step, machine: Machine, budget_bytes: int, min_swap_bytes: 
     try:
         plan = make_plan("auto", step.program, step.costs, machine, **limits)
     except PlanInfeasible:
-        assert faster_plan(step, machine, budget_bytes, math.inf, most_recomputes=1) is None
+        assert faster_plan(step, machine, budget_bytes, math.inf, max_recomputes=1) is None
         return
     best = faster_plan(step, machine, budget_bytes, just_below(plan), min_swap_bytes=min_swap_bytes)
     assert best is None or not plan.is_optimal
@@ -77,18 +77,18 @@ def check_auto(step: Step, machine: Machine, budget_bytes: int, min_swap_bytes: 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_is_faster_than_auto_in_tiny_training_steps(seed):
-    check_auto(*tiny_step(seed, most_ops=7))
+    check_auto(*tiny_step(seed, max_ops=7))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60, 200))
 def test_no_plan_is_faster_than_auto_in_small_training_steps(seed):
-    check_auto(*tiny_step(seed, most_ops=8))
+    check_auto(*tiny_step(seed, max_ops=8))
 
 
 @given(st.integers(1000, 10**9))
 def test_no_plan_is_faster_than_auto_in_any_tiny_step(seed):
-    check_auto(*tiny_step(seed, most_ops=6))
+    check_auto(*tiny_step(seed, max_ops=6))
 
 
 # An independent search found these plans.

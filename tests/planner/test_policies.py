@@ -485,7 +485,7 @@ def test_the_smallest_budget_that_is_named_is_feasible_and_the_smallest(policy, 
     assert found.value.needed_bytes == needed_bytes
 
 
-@given(data=st.data(), step=steps(most_ops=9), machine=machines())
+@given(data=st.data(), step=steps(max_ops=9), machine=machines())
 def test_no_policy_is_faster_than_auto(data, step, machine):
     # With less than its largest op nothing fits, and refusals take longest.
     largest_op = int(StepMemory(step.program, step.costs).floor.max())
@@ -501,7 +501,7 @@ def test_no_policy_is_faster_than_auto(data, step, machine):
 
 
 @pytest.mark.slow
-@given(data=st.data(), step=steps(most_ops=6), machine=machines())
+@given(data=st.data(), step=steps(max_ops=6), machine=machines())
 def test_more_budget_is_never_slower(data, step, machine):
     budget_bytes = data.draw(st.integers(0, peak_of(step)), label="budget")
     try:

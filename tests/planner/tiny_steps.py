@@ -33,11 +33,11 @@ def tight_steps(draw):
     return step, draw(st.integers(int(memory.floor.max()), int(memory.curve.max()) - 1))
 
 
-def tiny_step(seed: int, most_ops: int) -> tuple[Step, Machine, int]:
+def tiny_step(seed: int, max_ops: int) -> tuple[Step, Machine, int]:
     """A forward and its backward: skips, ops with two results, in-place writes, gradients; by seed."""
     draw = random.Random(seed)
-    num_forward = draw.randint(2, most_ops // 2)
-    num_backward = draw.randint(2, most_ops - num_forward)
+    num_forward = draw.randint(2, max_ops // 2)
+    num_backward = draw.randint(2, max_ops - num_forward)
     lines, kept, gradients, outputs = ["forward"], list[str](), list[str](), list[str]()
     for op in range(num_forward):
         reads = {f"a{op - 1}"} if op else {"x"}
