@@ -57,7 +57,7 @@ def user_line_and_module(names: Mapping[int, str]) -> tuple[str, str]:
     while frame is not None and (source is None or module is None):
         file, is_method = _describe(frame.f_code)
         if source is None and file:
-            source = f"{file}:{frame.f_lineno}"
+            source = file if frame.f_lineno is None else f"{file}:{frame.f_lineno}"
         if module is None and is_method:
             owner = frame.f_locals.get("self")
             if isinstance(owner, torch.nn.Module):

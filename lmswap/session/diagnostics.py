@@ -48,5 +48,8 @@ def warn(sentence: str, category: type[Warning]) -> None:
     if _log.hasHandlers():  # without handlers, logging would print it a second time
         _log.warning("%s", sentence)
     frame = users_frame()
-    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(sentence, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+    # As warnings.warn does in an unnamed namespace: a warning of module None is dropped.
+    module = frame.f_globals.get("__name__") or "<string>"
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    line = frame.f_lineno or 0  # None in code without lines
+    warnings.warn_explicit(sentence, category, frame.f_code.co_filename, line, module, registry)

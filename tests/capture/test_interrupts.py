@@ -2,9 +2,12 @@
 
 import contextlib
 import copy
+import dis
 import functools
+import itertools
 import random
 import signal
+import sys
 
 import pytest
 import torch
@@ -169,4 +172,54 @@ def test_steps_under_many_signals_fail_or_are_correct_without_retracing(path):
     for seed in range(3):
         assert all(map(torch.equal, train(model, seed), train(plain, seed)))
     assert not any(note.startswith("path:") and "requested" not in note for note in lmswap.report(model).notes)
+    lmswap.disable(model)
+
+
+# After these instructions Python 3.11 runs the handlers of signals.
+HANDLED_AFTER = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")}
+
+
+def raise_at(point):
+    """Return a trace function that interrupts the given one of the points where handlers run, and the count."""
+    previous, counts = {}, [0]
+
+    def trace(frame, event, argument):
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            code = frame.f_code.co_code[frame.f_lasti]
+            counts[0] += previous.get(frame) in HANDLED_AFTER
+            previous[frame] = code
+            if counts[0] == point:
+                interrupted()
+        elif event == "return":
+            previous.pop(frame, None)
+        return trace
+
+    return trace, counts
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("path", ["fx", "eager"])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_exception_at_any_point_of_a_step_reaches_the_caller(path, stride):
+    torch.compiler.reset()
+    plain = Net()
+    model = lmswap.enable(copy.deepcopy(plain), policy="swap_all", min_swap_bytes=1024, compiler=path)
+    for seed in range(6):
+        train(model, seed)
+    expected, num_raised = train(plain, 0), 0
+    for point in itertools.count(1, stride):
+        trace, counts = raise_at(point)
+        with handling():
+            sys.settrace(trace)
+            try:
+                train(model, 0)
+            except Stop:
+                num_raised += 1
+            finally:
+                sys.settrace(None)
+        if counts[0] < point:
+            break
+        assert all(map(torch.equal, train(model, 0), expected))
+    assert num_raised > 500 / stride
     lmswap.disable(model)
