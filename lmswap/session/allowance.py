@@ -8,7 +8,8 @@ from typing import NamedTuple
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.planner.cache import PlannedMemory
 
-# Growth of what is in use before the step that does not cause replanning: a part of the margin.
+# Growth of what is in use before the step that is not worth replanning for. Where the margin is smaller than in the
+# first steps, `Allowance.slack_bytes` is less.
 GROWTH_BYTES = 8 * 2**20
 # The part of the margin that stays free at least until the growth it is reserved for is known.
 _STEADY_MARGIN_BYTES = 24 * 2**20
@@ -70,6 +71,11 @@ class Allowance:
             return self.settled_margin_bytes + free_bytes
         least_bytes = min(_STEADY_MARGIN_BYTES, self.planned_margin_bytes)
         return max(least_bytes, self.planned_margin_bytes - self.grown_bytes) + free_bytes
+
+    @property
+    def slack_bytes(self) -> int:
+        """Change of what is in use, or excess of a plan, that is no cause to replan: at most half of the margin."""
+        return min(GROWTH_BYTES, self.margin_bytes // 2)
 
     @property
     def fixed_bytes(self) -> int:

@@ -237,7 +237,7 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._reserve(tier, nbytes)
         choices = self._retention.choices if retention is None else (retention,)
-        max_bytes = allowance.step_bytes + GROWTH_BYTES
+        max_bytes = allowance.step_bytes + allowance.slack_bytes
         places, retention = self._planner.first_layout(merged.program, costs, plan, choices, max_bytes)
         self._retention.assume(retention)
         self._steps.pop(graphs, None)  # to be the last, see `newest`
@@ -279,7 +279,7 @@ class StepPlans:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
         peak_bytes = simulate(step.merged.program, step.costs, step.machine, step.plan).peak_bytes
         kept = replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes))
-        self.store(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
+        self.store(replace(kept, is_overdrawn=kept.excess_bytes > step.allowance.slack_bytes))
 
     def store(self, step: PlannedStep) -> None:
         """Store new facts on a step whose plan stays."""
@@ -358,9 +358,9 @@ class StepPlans:
         return known if serves else None
 
     def _still_serves(self, known: CachedPlan, program: Program, allowance: Allowance) -> bool:
-        if not known.fits(allowance.step_bytes, GROWTH_BYTES):
+        if not known.fits(allowance.step_bytes, allowance.slack_bytes):
             return False
-        max_bytes, choices = allowance.step_bytes + GROWTH_BYTES, self._retention.choices
+        max_bytes, choices = allowance.step_bytes + allowance.slack_bytes, self._retention.choices
         places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, max_bytes)
         return places is None or places.total_bytes <= max_bytes
 

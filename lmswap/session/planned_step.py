@@ -14,7 +14,7 @@ from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
 from lmswap.planner import simulate
 from lmswap.planner.cache import CachedPlan
-from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.allowance import Allowance
 
 # Origins of plans.
 FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
@@ -100,7 +100,7 @@ class PlannedStep(CachedPlan):
     @property
     def is_outgrown(self) -> bool:
         """Whether the excess is large enough to replan, and a smaller plan is not known to be impossible."""
-        return self.excess_bytes > GROWTH_BYTES and not self.is_overdrawn
+        return self.excess_bytes > self.allowance.slack_bytes and not self.is_overdrawn
 
     def small_bytes(self, from_bytes: int) -> int:
         """Return the peak of all buffers smaller than ``from_bytes``."""

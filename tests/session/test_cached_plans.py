@@ -21,7 +21,7 @@ from lmswap.planner.baselines import plan_swap_all
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.portfolio import plan_auto
 from lmswap.runtime import _C
-from lmswap.session import planned_step, planner, replan, replan_triggers
+from lmswap.session import allowance, planner, replan, replan_triggers
 from lmswap.session.allowance import Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes
@@ -347,7 +347,7 @@ def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
     budget = tight_budget(train(LARGE, policy="none")[1], 0.97)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
     monkeypatch.setattr(Allowance, "with_growth", with_growth)
-    monkeypatch.setattr(planned_step, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(allowance, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
     assert report.plan_origin == f"replanned after step {step}"
     assert re.search(r"MiB more are in use between steps", report.plan_notes[-1])
@@ -360,7 +360,7 @@ def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
 def test_replanning_releases_the_memory_of_the_old_plan(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(Allowance, "with_growth", lambda planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
-    monkeypatch.setattr(planned_step, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(allowance, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)
     used, held = lmswap.api._sessions[model].memory, []

@@ -146,6 +146,30 @@ def test_growth_besides_tensors_causes_a_replan_in_the_final_phase_only():
     assert found(step, shown(step, in_use_bytes=in_use_bytes)) == ()
 
 
+def test_growth_of_more_than_half_of_a_settled_margin_causes_a_replan():
+    step = planned(history=in_phase(Phase.FINAL))
+    settled = step.allowance.settled(4 * MIB)
+    step = replace(step, allowance=replace(settled, budget_bytes=settled.budget_bytes - 28 * MIB))
+    assert step.excess_bytes == 0
+    in_use_bytes = BASE_BYTES + RESERVE_BYTES + 2 * MIB
+    assert found(step, shown(step, in_use_bytes=in_use_bytes)) == ()
+    assert found(step, shown(step, in_use_bytes=in_use_bytes + 1)) == (InUseGrowth(2 * MIB + 1),)
+    seen = shown(step)
+    assert found(step, replace(seen, held_bytes=seen.held_bytes + 2 * MIB)) == ()
+    assert found(step, replace(seen, held_bytes=seen.held_bytes + 2 * MIB + 1)) == (HeldGrowth(2 * MIB + 1),)
+
+
+@pytest.mark.parametrize("margin_bytes", [32 * MIB, 4 * MIB, 0])
+def test_a_plan_of_another_start_takes_at_most_half_of_the_margin(margin_bytes):
+    step = planned()
+    allowance = step.allowance.settled(margin_bytes)
+    slack_bytes = min(8 * MIB, margin_bytes // 2)
+    assert allowance.slack_bytes == slack_bytes
+    peak_bytes = step.plan.predicted_peak_bytes
+    assert step.fits(peak_bytes - slack_bytes, allowance.slack_bytes)
+    assert not step.fits(peak_bytes - slack_bytes - 1, allowance.slack_bytes)
+
+
 def test_growth_besides_tensors_is_measured_after_a_higher_peak():
     step = planned(history=in_phase(Phase.FINAL, read_peak_bytes=200 * MIB))
     assert usual_peak_bytes(step) == 200 * MIB + GROWTH_BYTES
