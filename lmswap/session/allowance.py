@@ -126,7 +126,7 @@ class Allowance:
 
     def settled(self, margin_bytes: int) -> Allowance:
         """Return it for known growth, with a margin of at most ``margin_bytes``."""
-        planned_bytes = self.margin_bytes - self.ahead_bytes
+        planned_bytes = self.margin_bytes - self.ahead_bytes + self.drift_bytes
         margin_bytes = min(planned_bytes, margin_bytes)
         spared_bytes = self.spared_margin_bytes + planned_bytes - margin_bytes
         return replace(self, settled_margin_bytes=margin_bytes, spared_margin_bytes=spared_bytes)
@@ -150,11 +150,14 @@ class Allowance:
         )
 
     def with_growth(self, in_use_bytes: int, over_bytes: int = 0) -> Allowance:
-        """Return it for ``in_use_bytes`` between steps, and a step whose peak exceeded the budget by ``over_bytes``."""
+        """Return it for ``in_use_bytes`` between steps, and a step whose peak exceeded the budget by ``over_bytes``.
+
+        Less in use than when the step was planned leaves the step no more: it may be allocated again.
+        """
         return replace(
             self,
             grown_bytes=max(0, in_use_bytes - self.found_bytes - self.reserve_bytes),
-            drift_bytes=0,
+            drift_bytes=min(0, in_use_bytes - self.found_bytes - self._allocated_reserve_bytes),
             fragmented_bytes=self.fragmented_bytes + over_bytes,
         )
 
