@@ -103,10 +103,11 @@ def runs(monkeypatch):
     return given
 
 
-def test_budgets_are_half_and_range_from_the_least_to_the_peak(runs):
+def test_budgets_are_half_and_range_from_the_least_to_the_peak_and_half_again(runs):
     *_, found = judge.judge_network("0", 0.25)
-    assert runs == ["50%", *(str(nbytes * MIB) for nbytes in (64, 74, 84, 94, 104))]
-    assert [run["budget"] for run in found["runs"]] == ["50%", *(nbytes * MIB for nbytes in (64, 74, 84, 94, 104))]
+    budgets = ["50%", *(nbytes * MIB for nbytes in (64, 74, 84, 94, 104)), "50%"]
+    assert runs == [str(budget) for budget in budgets]
+    assert [run["budget"] for run in found["runs"]] == budgets
 
 
 def test_results_are_written_after_each_run_beside_those_of_other_networks(runs, monkeypatch, tmp_path):
@@ -121,4 +122,4 @@ def test_results_are_written_after_each_run_beside_those_of_other_networks(runs,
 
     monkeypatch.setattr(judge, "_run", interrupt)
     assert judge.main([*arguments, "--seed", "2"]) == 130
-    assert [(found["name"], len(found["runs"])) for found in json.loads(file.read_text())] == [("2", 2), ("4", 4)]
+    assert [(found["name"], len(found["runs"])) for found in json.loads(file.read_text())] == [("2", 2), ("4", 5)]
