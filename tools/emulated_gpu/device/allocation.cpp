@@ -16,15 +16,24 @@ bool System::is_pinned(const void* address, size_t nbytes) {
   return pinned_.contains(address, nbytes);
 }
 
-bool System::is_mapped(const void* address) {
+bool System::is_mapped(const void* address, size_t nbytes) {
   const std::lock_guard lock(mutex_);
-  return mapped_.contains(address, 1);
+  return mapped_.contains(address, nbytes);
+}
+
+void* System::bytes_of(const void* address) const {
+  return owner(address) < 0 ? const_cast<void*>(address) : DeviceMemory::bytes_of(address);
 }
 
 bool System::is_allocated(const Use& use) {
   const void* address = reinterpret_cast<const void*>(use.begin);
   const int device = owner(address);
   return device < 0 || devices_[device]->memory.is_allocated(address, use.nbytes);
+}
+
+bool System::is_addressable(const Use& use) {
+  const void* address = reinterpret_cast<const void*>(use.begin);
+  return use.nbytes == 0 || owner(address) >= 0 || mapped_.contains(address, use.nbytes);
 }
 
 void System::set_capacity(int device, size_t nbytes) {
@@ -68,13 +77,15 @@ int System::free_device(void* address, InUse in_use) {
 int System::allocate_pinned(void** address, size_t nbytes) {
   const std::lock_guard lock(mutex_);
   *address = pinned_.allocate(nbytes);
-  return *address == nullptr ? kOutOfMemory : kSuccess;
+  if (*address == nullptr) return kOutOfMemory;
+  mapped_.add(*address, nbytes);  // as all that CUDA allocates in a unified address space
+  return kSuccess;
 }
 
 int System::free_pinned(void* address) {
   if (address == nullptr) return kSuccess;
   return give_back(address, InUse::kWaitedFor, "pinned memory is given back that is not allocated", kInvalidValue,
-                   [&] { return pinned_.free(address); });
+                   [&] { return mapped_.remove(address), pinned_.free(address); });
 }
 
 int System::register_pinned(void* address, size_t nbytes, bool is_mapped) {

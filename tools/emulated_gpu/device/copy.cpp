@@ -35,7 +35,7 @@ double run_copy(char* to, const char* from, size_t nbytes, const Paced& paced, d
 int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool is_async, Pageable pageable) {
   if (nbytes == 0) return kSuccess;
   const int to_device = owner(to), from_device = owner(from);
-  if (to_device < 0 && from_device < 0) return report("a copy of which neither side is a device's", kInvalidValue);
+  if (to_device < 0 && from_device < 0) return copy_on_host(to, from, nbytes, stream, is_async);
   const Way way = from_device < 0 ? kIn : to_device < 0 ? kOut : to_device == from_device ? kWithin : kBetween;
   const void* host = way == kIn ? from : way == kOut ? to : nullptr;
   const bool is_staged = host != nullptr && !is_pinned(host, nbytes);
@@ -53,8 +53,8 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
     const char* begin = static_cast<const char*>(from);
     staged = std::make_shared<std::vector<char>>(begin, begin + nbytes);
   }
-  auto* target = static_cast<char*>(to_device < 0 ? to : DeviceMemory::bytes_of(to));
-  const auto* source = static_cast<const char*>(from_device < 0 ? from : DeviceMemory::bytes_of(from));
+  auto* target = static_cast<char*>(bytes_of(to));
+  const auto* source = static_cast<const char*>(bytes_of(from));
   if (staged) source = staged->data();
   int code;
   if (way == kWithin) {
@@ -70,6 +70,22 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
   return code != kSuccess || returns_at_once ? code : wait_stream(stream);
 }
 
+// Of a tensor of the device whose bytes lie in mapped memory.
+int System::copy_on_host(void* to, const void* from, size_t nbytes, void* stream, bool is_async) {
+  if (!is_mapped(to, nbytes) && !is_mapped(from, nbytes)) {
+    return report("a copy of which neither side is memory that a device can address", kInvalidValue);
+  }
+  std::vector<Use> uses;
+  if (is_pinned(from, nbytes)) uses.push_back({reinterpret_cast<uintptr_t>(from), nbytes, false});
+  if (is_pinned(to, nbytes)) uses.push_back({reinterpret_cast<uintptr_t>(to), nbytes, true});
+  const bool is_staged = uses.size() < 2;
+  const int code = queue(stream, "a copy within the host", uses, [=](double begin) {
+    memmove(to, from, nbytes);
+    return std::max(begin, now());
+  });
+  return code != kSuccess || (is_async && !is_staged) ? code : wait_stream(stream);
+}
+
 // From or to a device, or -1 for the host. Between devices that do not reach each other, out and in again.
 double System::seconds_of(int from, int to, size_t nbytes) {
   const auto at = [=](double rate) { return rate > 0 ? static_cast<double>(nbytes) / rate : 0; };
@@ -79,9 +95,11 @@ double System::seconds_of(int from, int to, size_t nbytes) {
 }
 
 int System::fill(void* to, int value, size_t nbytes, void* stream) {
-  if (owner(to) < 0) return report("a fill of memory that is not the device's", kInvalidValue);
+  if (owner(to) < 0 && !is_mapped(to, nbytes)) {
+    return report("a fill of memory that the device cannot address", kInvalidValue);
+  }
   const Use use{reinterpret_cast<uintptr_t>(to), nbytes, true};
-  void* target = DeviceMemory::bytes_of(to);
+  void* target = bytes_of(to);
   return launch(stream, "a fill", {&use, 1}, {.nbytes = static_cast<double>(nbytes)},
                 [=] { memset(target, value, nbytes); });
 }

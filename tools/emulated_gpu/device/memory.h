@@ -39,7 +39,7 @@ class DeviceMemory {
   size_t allocated_bytes() const { return allocated_.nbytes(); }
   void set_capacity(size_t nbytes) { capacity_bytes_ = nbytes; }
 
-  // Where the bytes of a device address lie.
+  // Where the bytes of an address lie that this device owns.
   static void* bytes_of(const void* address);
 
  private:

@@ -249,7 +249,11 @@ int System::launch(void* handle, const char* name, std::span<const Use> uses, co
   double seconds;
   {
     const std::lock_guard lock(mutex_);
-    seconds = amount.seconds(compute_);
+    if (!std::ranges::all_of(uses, [&](const Use& use) { return is_addressable(use); })) {
+      faults.break_context(kIllegalAddress);
+      return report(std::string(name) + " uses host memory that the device cannot address", kIllegalAddress);
+    }
+    seconds = amount.seconds(compute_, seconds_over_link(uses));
   }
   return queue(handle, name, uses, [this, seconds, work = std::move(work)](double begin) {
     const double before = core_seconds();
@@ -261,6 +265,17 @@ int System::launch(void* handle, const char* name, std::span<const Use> uses, co
     sleep_until(end);
     return end;
   });
+}
+
+// Reads and writes cross the link at the same time.
+double System::seconds_over_link(std::span<const Use> uses) {
+  double in_seconds = 0, out_seconds = 0;
+  for (const Use& use : uses) {
+    if (owner(reinterpret_cast<const void*>(use.begin)) >= 0) continue;
+    const double rate = use.is_write ? link_.out_bytes_per_second : link_.in_bytes_per_second;
+    if (rate > 0) (use.is_write ? out_seconds : in_seconds) += static_cast<double>(use.nbytes) / rate;
+  }
+  return std::max(in_seconds, out_seconds);
 }
 
 int System::queue(void* handle, const char* name, std::span<const Use> uses, Work work) {

@@ -28,10 +28,10 @@ struct Compute {
 // What a kernel has to do at least.
 struct Amount {
   double flops = 0, nbytes = 0;
-  [[nodiscard]] double seconds(const Compute& compute) const {
+  [[nodiscard]] double seconds(const Compute& compute, double seconds_over_link = 0) const {
     const auto at = [](double rate, double amount) { return rate > 0 ? amount / rate : 0; };
     return compute.latency_seconds +
-           std::max(at(compute.flops_per_second, flops), at(compute.bytes_per_second, nbytes));
+           std::max({at(compute.flops_per_second, flops), at(compute.bytes_per_second, nbytes), seconds_over_link});
   }
 };
 

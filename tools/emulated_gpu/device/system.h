@@ -73,9 +73,10 @@ class System {
 
   int num_devices() const { return static_cast<int>(devices_.size()); }
   Device& device(int index) { return *devices_[index]; }
-  int owner(const void* address) const;  // of a device address; -1: host memory
+  int owner(const void* address) const;       // of a device address; -1: host memory
+  void* bytes_of(const void* address) const;  // where they lie, for a kernel or a copy while it runs
   bool is_pinned(const void* address, size_t nbytes = 1);
-  bool is_mapped(const void* address);  // registered so that the device has an address of it
+  bool is_mapped(const void* address, size_t nbytes = 1);  // pinned, and the device can address it
   void configure(const Link& link, double jitter_seconds);
   void configure(const Compute& compute);
   void configure(const Peers& peers);
@@ -98,7 +99,7 @@ class System {
   int free_device(void* address, InUse in_use);
   int allocate_pinned(void** address, size_t nbytes);
   int free_pinned(void* address);
-  int register_pinned(void* address, size_t nbytes, bool is_mapped = false);
+  int register_pinned(void* address, size_t nbytes, bool is_mapped);
   int unregister_pinned(void* address, InUse in_use);
 
   int device_of_stream(void* handle);  // -1: there is none
@@ -151,6 +152,9 @@ class System {
   void tell(const VectorClock& clock);  // the same without the lock, which may be held until this thread has gone on
   void hear();
   bool is_allocated(const Use& use);
+  bool is_addressable(const Use& use);  // by a kernel: memory of a device, or mapped memory
+  int copy_on_host(void* to, const void* from, size_t nbytes, void* stream, bool is_async);
+  double seconds_over_link(std::span<const Use> uses);  // of the bytes of mapped memory that a kernel uses
   void submit(Stream& stream, Work work);
   double seconds_of(int from, int to, size_t nbytes);  // what a copy takes at least
   VectorClock run_dry(int device);
@@ -158,7 +162,7 @@ class System {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Device>> devices_;
-  PinnedMemory pinned_, mapped_;  // the second are some of the first
+  PinnedMemory pinned_, mapped_;  // the second is a part of the first
   std::unordered_map<void*, std::shared_ptr<Stream>> streams_;
   std::unordered_map<void*, std::shared_ptr<Event>> events_;
   uint32_t num_streams_ = 0;

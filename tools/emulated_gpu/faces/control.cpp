@@ -6,7 +6,7 @@
 
 using namespace emulated_gpu;
 
-EXPORTED void* emulated_gpu_bytes_of(const void* address) { return DeviceMemory::bytes_of(address); }
+EXPORTED void* emulated_gpu_bytes_of(const void* address) { return System::instance().bytes_of(address); }
 
 EXPORTED int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses,
                                  double flops, double nbytes, void (*run)(void* argument), void* argument) {

@@ -12,7 +12,7 @@ struct EmulatedGpuUse {
   int is_write;
 };
 
-// Where the bytes of a device address lie, for a kernel while it runs.
+// Where the bytes of an address lie that a device can use, for a kernel while it runs.
 void* emulated_gpu_bytes_of(const void* address);
 
 // Queues a kernel that uses these bytes, and computes and moves so many; `name` must live as long as the process.

@@ -130,8 +130,9 @@ RUNTIME cudaHostAlloc(void** address, size_t nbytes, unsigned) {
 RUNTIME cudaFreeHost(void* address) {
   return call(__func__, [=](System& system) { return system.free_pinned(address); });
 }
-RUNTIME cudaHostRegister(void* address, size_t nbytes, unsigned) {
-  return call(__func__, [=](System& system) { return system.register_pinned(address, nbytes); });
+RUNTIME cudaHostRegister(void* address, size_t nbytes, unsigned flags) {
+  const bool is_mapped = (flags & cudaHostRegisterMapped) != 0;
+  return call(__func__, [=](System& system) { return system.register_pinned(address, nbytes, is_mapped); });
 }
 RUNTIME cudaHostUnregister(void* address) {
   return call(__func__, [=](System& system) { return system.unregister_pinned(address, InUse::kWaitedFor); });
@@ -150,7 +151,7 @@ RUNTIME cudaPointerGetAttributes(cudaPointerAttributes* found, const void* addre
   found->type = is_pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
   found->device = is_pinned ? 0 : cudaInvalidDeviceId;
   found->hostPointer = const_cast<void*>(address);
-  if (is_pinned) found->devicePointer = found->hostPointer;
+  if (system.is_mapped(address)) found->devicePointer = found->hostPointer;
   return cudaSuccess;
 }
 RUNTIME cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
