@@ -32,7 +32,7 @@ from lmswap.analyze.training_step import optimizer_called, training_step
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.machine import Machine
-from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.program import SHARED_KINDS, Program
 from lmswap.planner import make_plan
 from lmswap.reporting.text import print_result
 
@@ -96,11 +96,10 @@ def _row(steps: Sequence[Program], machine_name: str, budget_bytes: int) -> dict
     machine = Machine.from_json((MACHINES / f"{machine_name}.json").read_text())
     step = steps[0]
     costs = roofline(step, machine)
-    kinds = (BufferKind.WEIGHT, BufferKind.SUMMED_GRADIENT, BufferKind.OPTIMIZER_STATE)
     limits = {"budget_bytes": budget_bytes, "min_swap_bytes": _MIN_SWAP_BYTES}
     row: dict[str, Any] = {
         "ops": len(step.ops),
-        "bytes": {str(kind): step.bytes_of(kind) for kind in kinds},
+        "bytes": {str(kind): step.bytes_of(kind) for kind in SHARED_KINDS},
         "unlimited_bytes": StepMemory(step, costs).peak.nbytes,
         "unlimited_seconds": costs.free_seconds,
     }

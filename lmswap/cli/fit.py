@@ -19,7 +19,6 @@ from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.cli.model import TracedModel
 from lmswap.cli.step_plan import StepPlan
 from lmswap.errors import PlanInfeasible, TierError
-from lmswap.ir.fixed_memory import FixedMemory
 
 Outcome = StepPlan | PlanInfeasible | TierError
 _MAX_FACTOR = 10_000  # from one size to the next
@@ -99,7 +98,7 @@ def find_largest(
         if isinstance(outcome, PlanInfeasible):  # a plan needs more than what no plan can remove
             extra_bytes = max(extra_bytes, outcome.parts[-1][1] - int(memory.floor.max()))
         known = sorted(tried, key=lambda other: abs(other - size))[:_MAX_POINTS] if len(tried) > 1 else (0, size)
-        room_bytes = budget_bytes - (memory.program.fixed or FixedMemory()).total_bytes() - extra_bytes
+        room_bytes = budget_bytes - memory.program.fixed_memory.total_bytes() - extra_bytes
         guess = _largest_within(room_bytes, {other: floors[other] for other in known}, degree)
         if isinstance(outcome, StepPlan):
             largest, size = size, guess if refused is None else min(guess, refused - 1)

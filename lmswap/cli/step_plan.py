@@ -12,10 +12,9 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.bytesize import SHARE, format_bytes, min_share_taken, parse_budget, parse_share, unit_of
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.program import SHARED_KINDS, BufferKind, Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Timeline
 from lmswap.planner import KEEP_WHAT_FITS, make_plan
@@ -24,7 +23,6 @@ from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.picture import KINDS
 
 _WHOLE = "the unplanned peak"  # of which a budget may be a share
-_STATE = (BufferKind.WEIGHT, BufferKind.SUMMED_GRADIENT, BufferKind.OPTIMIZER_STATE)
 # What would reduce the bytes of a kind that an op needs, where these are a notable share of all that it needs.
 _REMEDIES = {
     BufferKind.WEIGHT: "smaller layers",
@@ -53,7 +51,7 @@ class StepPlan:
     @property
     def peak_bytes(self) -> int:
         """As the budget counts, without the margin."""
-        fixed = self.program.fixed or FixedMemory()
+        fixed = self.program.fixed_memory
         return self.plan.predicted_peak_bytes + fixed.before_bytes + fixed.reserve_bytes
 
     @property
@@ -73,7 +71,7 @@ class StepPlan:
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of a whole step's parameters, gradients and optimizer state, by name."""
-        return {KINDS[kind][0]: self.program.bytes_of(kind) for kind in _STATE}
+        return {KINDS[kind][0]: self.program.bytes_of(kind) for kind in SHARED_KINDS}
 
     def predicted(self) -> Timeline:
         """The simulated step, with memory by kind if it is a whole one."""
@@ -83,7 +81,7 @@ class StepPlan:
         costs = self.memory.costs
         without_scratch = OpCosts(costs.seconds, (0,) * len(costs.seconds), costs.source)
         by_kind = {}
-        for kind in filter(self.program.bytes_of, _STATE):
+        for kind in filter(self.program.bytes_of, SHARED_KINDS):
             found = self._simulated(StepMemory(self.program, without_scratch, counted_kind=kind))
             by_kind[kind] = tuple(nbytes for _, nbytes in found.memory)
         rest = (nbytes - sum(state) for (_, nbytes), *state in zip(timeline.memory, *by_kind.values(), strict=True))
@@ -138,7 +136,7 @@ def plan_step(policy: str, memory: StepMemory, machine: Machine, budget: str, **
         PlanInfeasible: no plan fits a budget of bytes, or one that the machine has.
         OptionError, TierError: see `make_plan`.
     """
-    budget_bytes = parse_step_budget(budget, memory, memory.program.fixed or FixedMemory())
+    budget_bytes = parse_step_budget(budget, memory)
     started, note = time.perf_counter(), ""
     try:
         plan = plan_within(policy, memory, machine, budget_bytes=budget_bytes, **limits)
@@ -163,7 +161,7 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
         OptionError, TierError: see `make_plan`.
     """
     program, costs, peak_bytes = memory.program, memory.costs, memory.peak.nbytes
-    fixed = program.fixed or FixedMemory()
+    fixed = program.fixed_memory
 
     def plan(step_bytes: int) -> Plan:
         return make_plan(policy, program, costs, machine, budget_bytes=step_bytes, **limits)
@@ -196,7 +194,7 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
 def _with_state(refusal: PlanInfeasible, program: Program, step_bytes: int, min_swap_bytes: int) -> PlanInfeasible:
     """Return the refusal of a whole step with the bytes that do not depend on the batch, and what would reduce them."""
     kinds = dict(zip(program.buffer_names, (buffer.kind for buffer in program.buffers), strict=True))
-    nbytes = {kind: sum(n for name, n in refusal.live if kinds.get(name) is kind) for kind in _STATE}
+    nbytes = {kind: sum(n for name, n in refusal.live if kinds.get(name) is kind) for kind in SHARED_KINDS}
     small_bytes = step_bytes - sum(n for _, n in refusal.live)  # of buffers that stay, though the op does not use them
     remedies = [remedy for kind, remedy in _REMEDIES.items() if nbytes[kind] >= _NOTABLE * step_bytes]
     if small_bytes >= _NOTABLE * step_bytes:
@@ -205,9 +203,9 @@ def _with_state(refusal: PlanInfeasible, program: Program, step_bytes: int, min_
     return refusal.but(state_bytes=sum(nbytes.values()), instead=", ".join(remedies))
 
 
-def parse_step_budget(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
+def parse_step_budget(text: str, memory: StepMemory) -> int:
     """Parse a budget: bytes, or a share of the step's unplanned peak, plus the fixed memory."""
     share = parse_share(text, of=_WHOLE)
     if share is None:
         return parse_budget(text, also=(SHARE,))
-    return fixed.total_bytes() + max(1, int(share * memory.peak.nbytes))
+    return memory.program.fixed_memory.total_bytes() + max(1, int(share * memory.peak.nbytes))

@@ -47,6 +47,8 @@ class BufferKind(StrEnum):
 
 
 _PERSISTENT = (BufferKind.WEIGHT, BufferKind.OPTIMIZER_STATE)
+# Kinds whose buffers every segment can use; only a program of a whole step has them.
+SHARED_KINDS = (BufferKind.WEIGHT, BufferKind.SUMMED_GRADIENT, BufferKind.OPTIMIZER_STATE)
 _GRADIENTS = (BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT)
 
 
@@ -86,7 +88,7 @@ class Buffer:
     @property
     def is_shared(self) -> bool:
         """Whether every segment can use it: it is not a value that one segment passes to another."""
-        return self.is_persistent or self.kind is BufferKind.SUMMED_GRADIENT
+        return self.kind in SHARED_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,11 @@ class Program:
     def is_cyclic(self) -> bool:
         """Whether buffers persist from step to step, so that the step ends as it began."""
         return any(buffer.is_persistent for buffer in self.buffers)
+
+    @property
+    def fixed_memory(self) -> FixedMemory:
+        """What else its budget counts; nothing where that is not known."""
+        return self.fixed or FixedMemory()
 
     def bytes_of(self, kind: BufferKind) -> int:
         """Total bytes of its buffers of ``kind``."""

@@ -16,7 +16,6 @@ from lmswap.cli.plan import read_parsed, this_machine
 from lmswap.cli.step_plan import parse_step_budget
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import parse_bytes
-from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import Program
 from lmswap.planner import POLICIES
@@ -50,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
     program = read_parsed(options.program, Program.from_json)
     machine = read_parsed(options.machine, Machine.from_json) if options.machine else this_machine(options.tier)
     costs = roofline(program, machine)
-    fixed = program.fixed or FixedMemory()
+    budget_bytes = parse_step_budget(options.budget, StepMemory(program, costs))
     limits: dict[str, Any] = {
-        "budget_bytes": parse_step_budget(options.budget, StepMemory(program, costs), fixed) - fixed.total_bytes(),
+        "budget_bytes": budget_bytes - program.fixed_memory.total_bytes(),
         "tier": options.tier or machine.tiers[0].name,
         "min_swap_bytes": min_swap_bytes,
     }
