@@ -157,7 +157,7 @@ class Allowance:
         return replace(
             self,
             grown_bytes=max(0, in_use_bytes - self.found_bytes - self.reserve_bytes),
-            drift_bytes=min(0, in_use_bytes - self.found_bytes - self._allocated_reserve_bytes),
+            drift_bytes=max(-self.found_bytes, min(0, in_use_bytes - self.found_bytes - self._allocated_reserve_bytes)),
             fragmented_bytes=self.fragmented_bytes + over_bytes,
         )
 

@@ -14,7 +14,7 @@ from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
 from lmswap.planner import simulate
 from lmswap.planner.cache import CachedPlan
-from lmswap.session.allowance import Allowance
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
 
 # Origins of plans.
 FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
@@ -98,9 +98,14 @@ class PlannedStep(CachedPlan):
         return max(self.plan.predicted_peak_bytes, self.places.total_bytes if self.places else 0)
 
     @property
+    def slack_bytes(self) -> int:
+        """Growth that is no cause to replan: where no plan fits, less would change nothing."""
+        return GROWTH_BYTES if self.is_overdrawn else self.allowance.slack_bytes
+
+    @property
     def is_outgrown(self) -> bool:
         """Whether the excess is large enough to replan, and a smaller plan is not known to be impossible."""
-        return self.excess_bytes > self.allowance.slack_bytes and not self.is_overdrawn
+        return self.excess_bytes > self.slack_bytes and not self.is_overdrawn
 
     def small_bytes(self, from_bytes: int) -> int:
         """Return the peak of all buffers smaller than ``from_bytes``."""

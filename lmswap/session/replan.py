@@ -136,7 +136,7 @@ class Replanner:
             and self._engine.arena is None
             and self._options.tier != compression_ratio.TIER
             and ended.peaks.used_bytes <= usual_peak_bytes(step)
-            and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= step.allowance.slack_bytes
+            and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= step.slack_bytes
             and not self._is_to_accumulate(step)
         )
 
@@ -146,7 +146,7 @@ class Replanner:
         if step is None or step.moves or step.adds_up or self._options.verify:
             return None
         more_bytes, held_bytes = usual_peak_bytes(step) - ended.peaks.used_bytes, self._budget.held.nbytes
-        more_held_bytes = step.allowance.slack_bytes - max(0, excess_held_bytes(step, held_bytes))
+        more_held_bytes = step.slack_bytes - max(0, excess_held_bytes(step, held_bytes))
         return RepeatLimits(ended.peaks.tensor_bytes + more_bytes, held_bytes + more_held_bytes)
 
     def _held_bytes(self, step: PlannedStep, *, adds_up: bool) -> int:

@@ -159,12 +159,12 @@ def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
         allowance = replace(allowance, trained=seen.trained)
     if seen.accumulated_bytes is not None:
         allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
-    elif excess_bytes > allowance.slack_bytes:
+    elif excess_bytes > step.slack_bytes:
         allowance = allowance.with_held(excess_bytes)
     if seen.in_use_bytes is not None:
         grown = allowance.with_growth(seen.in_use_bytes, seen.fragmented_bytes)
         more_bytes = grown.base_bytes - (allowance.base_bytes - allowance.drift_bytes)
-        is_counted = more_bytes > allowance.slack_bytes or step.history.phase is not Phase.FINAL
+        is_counted = more_bytes > step.slack_bytes or step.history.phase is not Phase.FINAL
         allowance = grown if is_counted else allowance.drifted(more_bytes)
     if seen.unused_reserve_bytes:
         allowance = allowance.sparing(seen.unused_reserve_bytes)

@@ -172,6 +172,20 @@ def test_less_in_use_than_planned_is_predicted_and_leaves_the_step_as_much():
     assert counted(final, again).allowance.base_bytes == BASE_BYTES - 6 * MIB
 
 
+def test_less_than_nothing_is_never_predicted_to_be_in_use():
+    step = planned(history=in_phase(Phase.FINAL))
+    assert counted(step, shown(step, in_use_bytes=-5 * MIB)).allowance.base_bytes == 0
+
+
+def test_a_step_that_no_plan_fits_is_replanned_for_large_growth_only():
+    step = planned(history=in_phase(Phase.FINAL), is_overdrawn=True)
+    step = replace(step, allowance=step.allowance.settled(0))
+    seen = shown(step)
+    for nbytes, expected in ((GROWTH_BYTES, ()), (GROWTH_BYTES + 1, (HeldGrowth(GROWTH_BYTES + 1),))):
+        tighter = replace(step.allowance, budget_bytes=step.allowance.budget_bytes - MARGIN_BYTES - MIB)
+        assert found(replace(step, allowance=tighter), replace(seen, held_bytes=seen.held_bytes + nbytes)) == expected
+
+
 @pytest.mark.parametrize("margin_bytes", [32 * MIB, 4 * MIB, 0])
 def test_a_plan_of_another_start_takes_at_most_half_of_the_margin(margin_bytes):
     step = planned()
