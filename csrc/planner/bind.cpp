@@ -74,10 +74,11 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](Limits* self, Bytes budget_bytes, Bytes tier_bytes, Bytes min_swap_bytes, bool may_swap,
-             bool may_recompute) {
-            new (self) Limits{budget_bytes, tier_bytes, min_swap_bytes, may_swap, may_recompute};
+             bool may_recompute, int prefetches_ahead) {
+            new (self) Limits{budget_bytes, tier_bytes, min_swap_bytes, may_swap, may_recompute, prefetches_ahead};
           },
-          nb::kw_only(), "budget_bytes"_a, "tier_bytes"_a, "min_swap_bytes"_a, "may_swap"_a, "may_recompute"_a);
+          nb::kw_only(), "budget_bytes"_a, "tier_bytes"_a, "min_swap_bytes"_a, "may_swap"_a, "may_recompute"_a,
+          "prefetches_ahead"_a = 0);
   module.def("find_exactly", &find_exactly, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a,
              nb::kw_only(), "max_states"_a);
   module.def(

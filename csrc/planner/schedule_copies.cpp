@@ -28,8 +28,13 @@ int pop(std::vector<int>& heap, Below below) {
 
 }  // namespace
 
-CopyScheduler::CopyScheduler(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes)
-    : step_(step), link_(link), budget_bytes_(budget_bytes), tier_bytes_(tier_bytes) {}
+CopyScheduler::CopyScheduler(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes,
+                             int prefetches_ahead)
+    : step_(step),
+      link_(link),
+      budget_bytes_(budget_bytes),
+      tier_bytes_(tier_bytes),
+      prefetches_ahead_(prefetches_ahead) {}
 
 Outcome CopyScheduler::schedule(const Schedule& schedule, double max_seconds, std::vector<Swap>* result) {
   collect(schedule);
@@ -383,7 +388,8 @@ inline void CopyScheduler::queue_prefetches(int at) {
     const int number = offloaded_.front();
     auto& swap = swaps_[number];
     if (swap.next_use != at) {
-      if (at < swap.earliest_in || in_end_ > run_end(at)) return;
+      const double ahead_seconds = prefetches_ahead_ == 0 ? 0 : prefetches_ahead_ * link_.in.seconds(swap.nbytes);
+      if (at < swap.earliest_in || in_end_ > run_end(at) + ahead_seconds) return;
       if (number == blocked_swap_ && at <= blocked_until_) return;
       blocked_swap_ = number;
       blocked_until_ = reserved_.last_over(at, swap.next_use, budget_bytes_ - swap.nbytes);

@@ -5,7 +5,8 @@
 // - a swap out is queued when its buffer becomes idle, or after its last write where the lane is idle;
 // - memory is released where a run needs it, of finished copies first the one needed last: a swap whose memory no run
 //   needs is cancelled; where all are unfinished, compute stalls for the one that ends first;
-// - prefetches are queued in order of need, as early as memory is free until that need and the lane is free.
+// - prefetches are queued in order of need, as early as memory is free until that need and the lane is free, or busy
+//   for less than `prefetches_ahead` copies more.
 #pragma once
 
 #include <limits>
@@ -34,7 +35,7 @@ inline Outcome too_slow(double min_seconds) { return {0, -1, std::numeric_limits
 
 class CopyScheduler {
  public:
-  CopyScheduler(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes);
+  CopyScheduler(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes, int prefetches_ahead);
 
   // Aborts, with infinite seconds, where the step is certain to take more than `max_seconds`. `result`, if given,
   // receives the swaps of the outcome, in order of first_use.
@@ -93,6 +94,7 @@ class CopyScheduler {
   const Step& step_;
   const Link& link_;
   const Bytes budget_bytes_, tier_bytes_;
+  const int prefetches_ahead_;
   const Schedule* schedule_ = nullptr;
   std::vector<PendingSwap> swaps_;    // in order of next use
   std::vector<int> by_earliest_out_;  // indices of swaps

@@ -23,7 +23,7 @@ Search::Search(const Step& step, const Link& link, const Limits& limits, unsigne
       link_(link),
       limits_(limits),
       scheduler_(step),
-      copy_scheduler_(step, link, limits.budget_bytes, limits.tier_bytes),
+      copy_scheduler_(step, link, limits.budget_bytes, limits.tier_bytes, limits.prefetches_ahead),
       seed_(seed),
       random_(seed) {
   constexpr Bytes kTypical = Bytes{1} << 24;

@@ -18,6 +18,7 @@ struct Limits {
   Bytes tier_bytes;
   Bytes min_swap_bytes;
   bool may_swap, may_recompute;
+  int prefetches_ahead = 0;  // see CopyScheduler
 };
 
 struct Recompute {

@@ -58,10 +58,17 @@ class SearchResult:
     worst_op: int
 
 class Limits:
-    """Limits of a plan; ``may_recompute`` allows recomputes."""
+    """Limits of a plan; ``may_recompute`` allows recomputes. A search queues ``prefetches_ahead`` copies in ahead."""
 
     def __init__(
-        self, *, budget_bytes: int, tier_bytes: int, min_swap_bytes: int, may_swap: bool, may_recompute: bool
+        self,
+        *,
+        budget_bytes: int,
+        tier_bytes: int,
+        min_swap_bytes: int,
+        may_swap: bool,
+        may_recompute: bool,
+        prefetches_ahead: int = 0,
     ) -> None: ...
 
 def search(

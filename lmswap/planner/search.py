@@ -163,6 +163,7 @@ def _limits(problem: Problem, *, may_swap: bool, may_recompute: bool, budget_byt
         min_swap_bytes=problem.min_swap_bytes,
         may_swap=may_swap,
         may_recompute=may_recompute,
+        prefetches_ahead=problem.prefetches_ahead,
     )
 
 

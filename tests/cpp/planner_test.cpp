@@ -59,8 +59,8 @@ Bytes peak_of(const Step& step) {
   return peak;
 }
 
-Limits limits_of(const Case& random, int percent) {
-  return {peak_of(random.step) * percent / 100, Bytes{1} << 40, 1, true, true};
+Limits limits_of(const Case& random, int percent, int prefetches_ahead = 0) {
+  return {peak_of(random.step) * percent / 100, Bytes{1} << 40, 1, true, true, prefetches_ahead};
 }
 
 class AnyStep : public testing::TestWithParam<int> {};
@@ -83,9 +83,11 @@ TEST_P(AnyStep, IsNeverPlannedFasterThanExactly) {
   for (const int percent : {80, 60, 40}) {
     const auto limits = limits_of(random, percent);
     const auto exact = find_exactly(random.step, random.link, limits, 200'000);
-    const auto found = Search(random.step, random.link, limits, 1).run(500, 0);
     if (!exact) continue;
-    if (found.fits) {
+    for (const int prefetches_ahead : {0, 1, 16}) {
+      const auto ahead = limits_of(random, percent, prefetches_ahead);
+      const auto found = Search(random.step, random.link, ahead, 1).run(500, 0);
+      if (!found.fits) continue;
       EXPECT_TRUE(exact->fits);
       EXPECT_GE(found.seconds, exact->seconds * (1 - 1e-9));
     }
@@ -96,7 +98,8 @@ TEST_P(AnyStep, CopiesAreScheduledTheSameForEqualKeys) {
   const auto random = random_case(static_cast<unsigned>(GetParam()), 20);
   const auto limits = limits_of(random, 80);
   Scheduler scheduler(random.step);
-  CopyScheduler copy_scheduler(random.step, random.link, limits.budget_bytes, limits.tier_bytes);
+  const int prefetches_ahead = GetParam() % 3;
+  CopyScheduler copy_scheduler(random.step, random.link, limits.budget_bytes, limits.tier_bytes, prefetches_ahead);
   std::mt19937 draw(1);
   std::map<std::uint64_t, Outcome> outcomes;
   int repeats = 0;

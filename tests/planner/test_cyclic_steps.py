@@ -187,6 +187,16 @@ def test_copies_both_ways_share_the_link_in_the_bound(both_factor: float, second
         verify_certificate(step.program, step.costs, machine, replace(certificate, seconds=seconds + 0.01), **limits)
 
 
+def test_state_that_streams_through_the_device_keeps_both_lanes_busy() -> None:
+    # Six of 40 states fit. One copy in at a time would end while no copy out is left: 205 s, 1.22 times the bound.
+    states = [f"S{number}" for number in range(40)]
+    updates = "".join(f"\n u{state} 0.25: {state} -> {state}" for state in states)
+    step = build(f"update{updates}", states=" ".join(states), sizes=dict.fromkeys(states, 4))
+    plan = plan_of(step, 24, unit_machine(both_factor=0.82))
+    assert plan.certificate is not None
+    assert plan.predicted_seconds <= 1.13 * plan.certificate.seconds
+
+
 def test_policies_that_move_activations_only_refuse_weights() -> None:
     with pytest.raises(OptionError, match="moves activations only"):
         plan_of(layers(), 5, policy="tflms")
