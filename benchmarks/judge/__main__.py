@@ -1,4 +1,4 @@
-"""Trains drawn networks at "50%" and at every budget from the least to their peak, and judges each run.
+"""Trains drawn networks at "50%", at every budget from the least to their peak and at "50%" again; judges each run.
 
     python -m benchmarks.judge --networks 12 --spacing 0.05
     python -m benchmarks.judge --named gpt monai_unet

@@ -125,9 +125,9 @@ class Allowance:
         return replace(self, reserve_bytes=self.reserve_bytes - nbytes, spared_reserve_bytes=nbytes)
 
     def settled(self, margin_bytes: int) -> Allowance:
-        """Return it for known growth, with a margin of at most ``margin_bytes``."""
+        """Return it for known growth, with ``margin_bytes`` free at most: what is less in use now is a part of them."""
         planned_bytes = self.margin_bytes - self.ahead_bytes + self.drift_bytes
-        margin_bytes = min(planned_bytes, margin_bytes)
+        margin_bytes = min(planned_bytes, max(margin_bytes // 2, margin_bytes + min(0, self.drift_bytes)))
         spared_bytes = self.spared_margin_bytes + planned_bytes - margin_bytes
         return replace(self, settled_margin_bytes=margin_bytes, spared_margin_bytes=spared_bytes)
 

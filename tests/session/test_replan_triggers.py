@@ -159,17 +159,18 @@ def test_growth_of_more_than_half_of_a_settled_margin_causes_a_replan():
     assert found(step, replace(seen, held_bytes=seen.held_bytes + 2 * MIB + 1)) == (HeldGrowth(2 * MIB + 1),)
 
 
-def test_less_in_use_than_planned_is_predicted_and_leaves_the_step_as_much():
-    for phase in (Phase.CALIBRATED, Phase.FINAL):
-        step = planned()
-        seen = shown(step, in_use_bytes=BASE_BYTES - 5 * MIB, settled_margin_bytes=4 * MIB)
-        final = counted(step, replace(seen, history=in_phase(phase)))
-        assert final.allowance.base_bytes == BASE_BYTES - 5 * MIB
-        assert final.allowance.margin_bytes == 4 * MIB + 5 * MIB
-        assert final.allowance.spared_margin_bytes == MARGIN_BYTES - 4 * MIB
-        assert final.allowance.step_bytes == step.allowance.settled(4 * MIB).step_bytes
-    again = replace(shown(final, in_use_bytes=BASE_BYTES - 6 * MIB), history=final.history)
-    assert counted(final, again).allowance.base_bytes == BASE_BYTES - 6 * MIB
+@pytest.mark.parametrize("phase", [Phase.CALIBRATED, Phase.FINAL])
+@pytest.mark.parametrize(("less_bytes", "kept_bytes"), [(0, 4 * MIB), (MIB, 3 * MIB), (5 * MIB, 2 * MIB)])
+def test_less_in_use_than_planned_is_predicted_and_is_a_part_of_the_settled_margin(phase, less_bytes, kept_bytes):
+    step = planned()
+    seen = shown(step, in_use_bytes=BASE_BYTES - less_bytes, settled_margin_bytes=4 * MIB)
+    final = counted(step, replace(seen, history=in_phase(phase)))
+    assert final.allowance.base_bytes == BASE_BYTES - less_bytes
+    assert final.allowance.margin_bytes == kept_bytes + less_bytes
+    assert final.allowance.spared_margin_bytes == MARGIN_BYTES - kept_bytes
+    assert final.allowance.step_bytes == step.allowance.settled(kept_bytes).step_bytes
+    again = replace(shown(final, in_use_bytes=BASE_BYTES - less_bytes - MIB), history=final.history)
+    assert counted(final, again).allowance.base_bytes == BASE_BYTES - less_bytes - MIB
 
 
 def test_less_than_nothing_is_never_predicted_to_be_in_use():
