@@ -30,7 +30,7 @@ class EmulatedGpu : public testing::Test {
     ASSERT_EQ(cuCtxPushCurrent_v2(context_), kSuccess);
     for (Stream* stream : {&first_, &second_}) ASSERT_EQ(cuStreamCreate(stream, kStreamNonBlocking), kSuccess);
     ASSERT_EQ(cuEventCreate(&event_, 0), kSuccess);
-    ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, 0), kSuccess);
+    ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, kMemHostRegisterDeviceMap), kSuccess);
     ASSERT_EQ(cuMemAlloc_v2(&device_, kBytes), kSuccess);
   }
 
@@ -71,6 +71,13 @@ class EmulatedGpu : public testing::Test {
   bool is_pinned_ = true;
   DevicePointer device_ = 0;
 };
+
+TEST_F(EmulatedGpu, reports_kernels_that_use_host_memory_without_an_address_for_the_device) {
+  ASSERT_EQ(cuMemHostUnregister(host_), kSuccess);
+  ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, 0), kSuccess);
+  use(first_, reinterpret_cast<uintptr_t>(host_), kBytes, false);
+  expect_violation("host memory that the device cannot address");
+}
 
 TEST_F(EmulatedGpu, reports_calls_that_break_the_capture_of_a_graph) {
   cuEventRecord(event_, first_);
@@ -221,6 +228,8 @@ TEST_F(EmulatedGpu, reports_memory_pinned_twice_and_copies_across_two_registrati
 
 TEST_F(EmulatedGpu, reports_a_device_address_of_memory_that_was_not_registered_to_have_one) {
   DevicePointer found = 0;
+  cuMemHostUnregister(host_);
+  ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, 0), kSuccess);
   EXPECT_NE(cuMemHostGetDevicePointer_v2(&found, host_, 0), kSuccess);
   expect_violation("unmapped memory");
   cuMemHostUnregister(host_);
@@ -233,10 +242,13 @@ TEST_F(EmulatedGpu, reports_uses_without_an_order) {
   cuMemcpyDtoHAsync_v2(host_, device_, kBytes, first_);
   use(second_, device_, 1, true);
   expect_violation("no order between them");
-  const char other_byte = 0;
-  use(second_, reinterpret_cast<uintptr_t>(&other_byte), 1, true);
+  DevicePointer others;
+  ASSERT_EQ(cuMemAlloc_v2(&others, 1), kSuccess);
+  use(second_, others, 1, true);
   use(second_, reinterpret_cast<uintptr_t>(host_), 1, false);
   expect_violation("no order between them");
+  cuStreamSynchronize(second_);
+  cuMemFree_v2(others);
 }
 
 TEST_F(EmulatedGpu, accepts_uses_that_an_event_or_the_host_orders) {
