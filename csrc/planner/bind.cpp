@@ -78,7 +78,7 @@ NB_MODULE(_core, module) {
             new (self) Limits{budget_bytes, tier_bytes, min_swap_bytes, may_swap, may_recompute, prefetches_ahead};
           },
           nb::kw_only(), "budget_bytes"_a, "tier_bytes"_a, "min_swap_bytes"_a, "may_swap"_a, "may_recompute"_a,
-          "prefetches_ahead"_a = 0);
+          "prefetches_ahead"_a);
   module.def("find_exactly", &find_exactly, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a,
              nb::kw_only(), "max_states"_a);
   module.def(

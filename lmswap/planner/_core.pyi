@@ -68,7 +68,7 @@ class Limits:
         min_swap_bytes: int,
         may_swap: bool,
         may_recompute: bool,
-        prefetches_ahead: int = 0,
+        prefetches_ahead: int,
     ) -> None: ...
 
 def search(

@@ -133,10 +133,11 @@ def _searches(effort: int) -> list[_Policy]:
     def search(seed: int, problem: Problem) -> Plan:
         memory = problem.memory
         can_hide = problem.target_seconds <= (1 + _CLOSE) * memory.op_starts[-1]
-        if memory.program.is_cyclic and not (can_hide and seed == _SEEDS[0]):
-            problem = replace(problem, link_share=1.0)
-        if not can_hide and seed != _SEEDS[-1] and _streams_state(problem):
-            problem = replace(problem, prefetches_ahead=_PREFETCHES_AHEAD)
+        if memory.program.is_cyclic:
+            if not (can_hide and seed == _SEEDS[0]):
+                problem = replace(problem, link_share=1.0)
+            if not can_hide and seed != _SEEDS[-1] and _streams_state(problem):
+                problem = replace(problem, prefetches_ahead=_PREFETCHES_AHEAD)
         return plan_search(problem, policy="auto", effort=effort, seed=seed)
 
     return [partial(search, seed) for seed in _SEEDS]

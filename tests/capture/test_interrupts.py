@@ -179,7 +179,7 @@ def test_steps_under_many_signals_fail_or_are_correct_without_retracing(path):
 HANDLED_AFTER = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")}
 
 
-def raise_at(point):
+def interrupt_at(point):
     """Return a trace function that interrupts the given one of the points where handlers run, and the count."""
     previous, counts = {}, [0]
 
@@ -207,9 +207,9 @@ def test_an_exception_at_any_point_of_a_step_reaches_the_caller(path, stride):
     model = lmswap.enable(copy.deepcopy(plain), policy="swap_all", min_swap_bytes=1024, compiler=path)
     for seed in range(6):
         train(model, seed)
-    expected, num_raised = train(plain, 0), 0
+    expected, num_raised, before = train(plain, 0), 0, sys.gettrace()
     for point in itertools.count(1, stride):
-        trace, counts = raise_at(point)
+        trace, counts = interrupt_at(point)
         with handling():
             sys.settrace(trace)
             try:
@@ -217,7 +217,7 @@ def test_an_exception_at_any_point_of_a_step_reaches_the_caller(path, stride):
             except Stop:
                 num_raised += 1
             finally:
-                sys.settrace(None)
+                sys.settrace(before)
         if counts[0] < point:
             break
         assert all(map(torch.equal, train(model, 0), expected))

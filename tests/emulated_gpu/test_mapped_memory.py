@@ -10,7 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 MIB = 2**20
 PAGE = 4096
 DEVICE_MAP = 2  # CU_MEMHOSTREGISTER_DEVICEMAP
-ILLEGAL_ADDRESS = 700
 
 
 class DLTensor(ctypes.Structure):
@@ -30,10 +29,10 @@ class DLTensor(ctypes.Structure):
     )
 
 
-def on_device(host, device=0):
+def on_device(host):
     """The bytes of a CPU tensor as a tensor on a GPU; both must be kept alive."""
     shape = (ctypes.c_int64 * 1)(host.numel() * host.element_size())
-    kept = DLTensor(host.data_ptr(), 2, device, 1, 1, 8, 1, ctypes.addressof(shape), None, 0, None, None)
+    kept = DLTensor(host.data_ptr(), 2, 0, 1, 1, 8, 1, ctypes.addressof(shape), None, 0, None, None)
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     flat = torch.utils.dlpack.from_dlpack(make(ctypes.addressof(kept), b"dltensor", None))
@@ -161,10 +160,10 @@ def registered(flags):
     host = torch.ones(2 * PAGE, dtype=torch.uint8, device="cpu")
     begin = -host.data_ptr() % PAGE
     page = host[begin : begin + PAGE]
-    address, register = ctypes.c_void_p(page.data_ptr()), ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
+    address, driver = ctypes.c_void_p(page.data_ptr()), ctypes.CDLL("libcuda.so.1")
     torch.cuda.synchronize()  # the context is current
-    assert register(address, ctypes.c_size_t(PAGE), ctypes.c_uint(1 | flags)) == 0
-    return page, lambda: ctypes.CDLL("libcuda.so.1").cuMemHostUnregister(address)
+    assert driver.cuMemHostRegister_v2(address, ctypes.c_size_t(PAGE), ctypes.c_uint(1 | flags)) == 0
+    return page, lambda: driver.cuMemHostUnregister(address)
 
 
 def test_registered_memory_is_read_if_it_is_mapped(emulated_gpu):
