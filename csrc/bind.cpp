@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,19 @@ void delete_unused(PyObject* capsule) {
   tensor->deleter(tensor);
 }
 
+using OwnedTensor = std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)>;
+
+OwnedTensor own(DLManagedTensor* tensor) {
+  return {tensor, [](DLManagedTensor* unused) { unused->deleter(unused); }};
+}
+
+nb::object make_capsule(OwnedTensor tensor) {
+  PyObject* capsule = PyCapsule_New(tensor.get(), "dltensor", delete_unused);
+  if (capsule == nullptr) throw nb::python_error();
+  static_cast<void>(tensor.release());  // the capsule's
+  return nb::steal(capsule);
+}
+
 nb::object out_start(PyEngine& self, int64_t swap, const std::string& tier, int64_t offset, uint64_t pointer,
                      int64_t nbytes, uint64_t stream) {
   DLManagedTensor* token = nullptr;
@@ -102,12 +116,23 @@ nb::object out_start(PyEngine& self, int64_t swap, const std::string& tier, int6
     const nb::gil_scoped_release unlocked;
     token = self.get().out_start(swap, tier, checked("offset", offset), pointer, checked("nbytes", nbytes), stream);
   }
-  PyObject* capsule = PyCapsule_New(token, "dltensor", delete_unused);
-  if (capsule == nullptr) {
-    token->deleter(token);
-    throw nb::python_error();
+  return make_capsule(own(token));
+}
+
+nb::list make_host_copies(PyEngine& self, const std::string& tier, const std::vector<int64_t>& sizes) {
+  std::vector<std::pair<int64_t, OwnedTensor>> copies;
+  {
+    const nb::gil_scoped_release unlocked;
+    std::vector<uint64_t> checked_sizes;
+    for (const int64_t nbytes : sizes) checked_sizes.push_back(checked("size", nbytes));
+    copies.reserve(sizes.size());
+    for (const auto& [handle, bytes] : self.get().make_host_copies(tier, checked_sizes)) {
+      copies.emplace_back(handle, own(bytes));
+    }
   }
-  return nb::steal(capsule);
+  nb::list result;
+  for (auto& [handle, bytes] : copies) result.append(nb::make_tuple(handle, make_capsule(std::move(bytes))));
+  return result;
 }
 
 nb::object named_tuple(nb::module_& module, const char* name, const std::vector<std::string>& fields) {
@@ -178,6 +203,16 @@ void bind_engine(nb::module_& module) {
             self.get().in_done(handle, transfer, stream);
           },
           "handle"_a, "transfer"_a, "stream"_a, WithoutGil())
+      .def("make_host_copies", &make_host_copies, "tier"_a, "sizes"_a)
+      .def(
+          "fill_host_copy",
+          [](PyEngine& self, int64_t swap, int64_t handle, uint64_t pointer, uint64_t stream) {
+            return self.get().fill_host_copy(swap, handle, pointer, stream);
+          },
+          "swap"_a, "handle"_a, "pointer"_a, "stream"_a, WithoutGil())
+      .def(
+          "trim_host_copies", [](PyEngine& self, const std::string& tier) { self.get().trim_host_copies(tier); },
+          "tier"_a, WithoutGil())
       .def(
           "confirm", [](PyEngine& self) { self.get().confirm(); }, WithoutGil())
       .def(

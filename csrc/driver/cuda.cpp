@@ -59,15 +59,19 @@ cuda::Functions load_functions(const std::string& library) {
 
 class CudaDriver final : public Driver {
  public:
-  CudaDriver(const std::string& library, int device);
+  CudaDriver(const std::string& library, int device, uint64_t registration_bytes);
   ~CudaDriver() override;
 
   bool device_is_host() const override { return false; }
   DeviceHandle device() const override { return reinterpret_cast<DeviceHandle>(context_); }
+  int number() const override { return number_; }
   std::shared_ptr<Driver> open_peer(int number) override;
   void* allocate_host(uint64_t nbytes, uint64_t max_bytes) override;
   bool host_memory_grows() const override { return true; }
   void grow_host(void* pointer, uint64_t nbytes) override;
+  void* allocate_addressable(uint64_t nbytes) override;
+  uint64_t registration_bytes() const override { return registration_bytes_; }
+  uint64_t device_address(const void* host) override;
   void free_host(void* pointer) noexcept override;
   uint64_t allocate_device(uint64_t nbytes) override;
   void free_device(uint64_t device) noexcept override;
@@ -76,6 +80,7 @@ class CudaDriver final : public Driver {
   StreamId stream_id(StreamHandle stream) override;
   void destroy_stream(StreamHandle stream) noexcept override;
   void synchronize_stream(StreamHandle stream) override;
+  void synchronize_device() noexcept override;
   EventHandle create_event() override;
   uint64_t num_idle_events() override;
   void destroy_event(EventHandle event) noexcept override;
@@ -146,9 +151,11 @@ class CudaDriver final : public Driver {
 
   void check(cuda::Result result, const char* call, uint64_t nbytes = 0) const;
   std::string pci_address() const;
-  void extend(HostRange& range, uint64_t nbytes);
+  void* keep(std::unique_ptr<HostRange> range);
+  void extend(HostRange& range, uint64_t nbytes, uint64_t registration_bytes);
   void unpin(std::byte* begin, std::byte* end) noexcept;
   uint64_t bytes_in_registration(const std::byte* host, uint64_t nbytes);
+  cuda::DevicePointer find_device_pointer(const void* host) const;
   template <typename Call>
   cuda::Result run_on_own(Call call) const;
   template <typename Call>
@@ -168,6 +175,8 @@ class CudaDriver final : public Driver {
 
   const std::string library_;
   const cuda::Functions call_;
+  const int number_;
+  const uint64_t registration_bytes_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   cuda::Stream clock_stream_ = nullptr;  // always idle, so that a base happens when it is recorded
@@ -186,7 +195,8 @@ class CudaDriver final : public Driver {
   std::vector<std::unique_ptr<TimedEvent>> idle_events_;
 };
 
-CudaDriver::CudaDriver(const std::string& library, int device) : library_(library), call_(load_functions(library)) {
+CudaDriver::CudaDriver(const std::string& library, int device, uint64_t registration_bytes)
+    : library_(library), call_(load_functions(library)), number_(device), registration_bytes_(registration_bytes) {
   check(call_.init(0), "cuInit");
   check(call_.device_get(&device_, device), "cuDeviceGet");
   check(call_.primary_context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
@@ -275,7 +285,7 @@ bool CudaDriver::has_own_queues() const {
 // Peer access is never disabled again: torch may have found it enabled, and relies on it from then on. A GPU that
 // already has as many peers as it may (8 without NVSwitch) copies to this one through the host.
 std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
-  auto peer = std::make_shared<CudaDriver>(library_, number);
+  auto peer = std::make_shared<CudaDriver>(library_, number, registration_bytes_);
   if (peer->device_ == device_) {
     throw OptionError("GPU " + std::to_string(number) + " is the one that computes, not another");
   }
@@ -291,7 +301,17 @@ std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
 
 void* CudaDriver::allocate_host(uint64_t nbytes, uint64_t max_bytes) {
   auto range = std::make_unique<HostRange>(max_bytes, node_);
-  extend(*range, nbytes);
+  extend(*range, nbytes, registration_bytes_);
+  return keep(std::move(range));
+}
+
+void* CudaDriver::allocate_addressable(uint64_t nbytes) {
+  auto range = std::make_unique<HostRange>(nbytes, node_);
+  extend(*range, nbytes, std::numeric_limits<uint64_t>::max());
+  return keep(std::move(range));
+}
+
+void* CudaDriver::keep(std::unique_ptr<HostRange> range) {
   void* const begin = range->data();
   const std::lock_guard lock(host_mutex_);
   host_ranges_.emplace(begin, std::move(range));
@@ -304,7 +324,18 @@ void CudaDriver::grow_host(void* pointer, uint64_t nbytes) {
     const std::lock_guard lock(host_mutex_);
     range = host_ranges_.at(pointer).get();
   }
-  extend(*range, nbytes);
+  extend(*range, nbytes, registration_bytes_);
+}
+
+uint64_t CudaDriver::device_address(const void* host) {
+  const Current current(*this);
+  return find_device_pointer(host);
+}
+
+cuda::DevicePointer CudaDriver::find_device_pointer(const void* host) const {
+  cuda::DevicePointer pointer = 0;
+  check(call_.mem_host_get_device_pointer(&pointer, const_cast<void*>(host), 0), "cuMemHostGetDevicePointer_v2");
+  return pointer;
 }
 
 void CudaDriver::free_host(void* pointer) noexcept {
@@ -318,18 +349,17 @@ void CudaDriver::free_host(void* pointer) noexcept {
   unpin(range->data(), range->data() + range->nbytes());
 }
 
-// In several registrations, since drivers fail on single ones of some hundred GiB. Mapped, since the device waits for
-// words in the memory.
-void CudaDriver::extend(HostRange& range, uint64_t nbytes) {
-  constexpr uint64_t kRegistrationBytes = 1 << 30;
+// Mapped, since the device waits for words in the memory, and kernels access tensors there.
+void CudaDriver::extend(HostRange& range, uint64_t nbytes, uint64_t registration_bytes) {
   constexpr unsigned kFlags = cuda::kMemHostRegisterPortable | cuda::kMemHostRegisterDeviceMap;
   const Current current(*this);
   const uint64_t kept_bytes = range.nbytes();
   range.extend(nbytes);
   std::byte *const begin = range.data() + kept_bytes, *const end = range.data() + range.nbytes();
   try {
-    for (std::byte* registration = begin; registration < end; registration += kRegistrationBytes) {
-      const uint64_t registered_bytes = std::min(kRegistrationBytes, static_cast<uint64_t>(end - registration));
+    uint64_t registered_bytes = 0;
+    for (std::byte* registration = begin; registration < end; registration += registered_bytes) {
+      registered_bytes = std::min(registration_bytes, static_cast<uint64_t>(end - registration));
       check(call_.mem_host_register(registration, registered_bytes, kFlags), "cuMemHostRegister_v2", registered_bytes);
       const std::lock_guard lock(host_mutex_);
       registrations_.insert(registration);
@@ -401,6 +431,10 @@ StreamId CudaDriver::stream_id(StreamHandle stream) {
 void CudaDriver::synchronize_stream(StreamHandle stream) {
   const Current current(*this);
   check(call_.stream_synchronize(stream_of(stream)), "cuStreamSynchronize");
+}
+
+void CudaDriver::synchronize_device() noexcept {
+  call_ignoring_errors([&] { call_.context_synchronize(); });
 }
 
 EventHandle CudaDriver::create_event() {
@@ -491,8 +525,7 @@ double CudaDriver::event_seconds(EventHandle event) {
 
 void CudaDriver::wait_value(StreamHandle stream, const uint64_t* value, uint64_t least) {
   const Current current(*this);
-  cuda::DevicePointer pointer = 0;
-  check(call_.mem_host_get_device_pointer(&pointer, const_cast<uint64_t*>(value), 0), "cuMemHostGetDevicePointer_v2");
+  const cuda::DevicePointer pointer = find_device_pointer(value);
   check(call_.stream_wait_value(stream_of(stream), pointer, least, cuda::kWaitUntilAtLeast), "cuStreamWaitValue64_v2");
 }
 
@@ -586,8 +619,8 @@ void CudaDriver::fill(uint64_t device, std::byte value, uint64_t nbytes, StreamH
 
 }  // namespace
 
-std::shared_ptr<Driver> open_cuda_driver(const std::string& library, int device) {
-  return std::make_shared<CudaDriver>(library, device);
+std::shared_ptr<Driver> open_cuda_driver(const std::string& library, int device, uint64_t registration_bytes) {
+  return std::make_shared<CudaDriver>(library, device, registration_bytes);
 }
 
 }  // namespace lmswap

@@ -49,6 +49,7 @@ inline constexpr int kCanWaitForValues = 122;  // device attribute, for 64 bits
   X(context_get_current, cuCtxGetCurrent, (Context*))                                                 \
   X(context_push, cuCtxPushCurrent_v2, (Context))                                                     \
   X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                      \
+  X(context_synchronize, cuCtxSynchronize, ())                                                        \
   X(mem_get_info, cuMemGetInfo_v2, (size_t*, size_t*))                                                \
   X(mem_host_register, cuMemHostRegister_v2, (void*, size_t, unsigned))                               \
   X(mem_host_unregister, cuMemHostUnregister, (void*))                                                \

@@ -126,6 +126,8 @@ class HostDriver final : public Driver {
 
   DeviceHandle device() const override { return 0; }
 
+  int number() const override { return 0; }
+
   std::shared_ptr<Driver> open_peer(int) override { return std::make_shared<HostDriver>(faults_); }
 
   void* allocate_host(uint64_t nbytes, uint64_t) override { return allocate("allocate_host", nbytes); }

@@ -16,6 +16,10 @@
 namespace lmswap {
 namespace {
 
+// Of DLPack.
+constexpr int32_t kDlCpu = 1, kDlCuda = 2;
+constexpr uint8_t kDlInt = 0, kDlUnsigned = 1;
+
 template <typename T>
 void leak(T& held) {
   static_cast<void>(new T(std::move(held)));
@@ -82,6 +86,12 @@ Engine::Handle& Engine::find_handle(int64_t handle) {
   const auto found = handles_.find(handle);
   if (found == handles_.end()) throw OptionError("handle " + std::to_string(handle) + " is unknown or given back");
   return found->second;
+}
+
+Engine::Handle& Engine::find_swapped(int64_t handle) {
+  Handle& found = find_handle(handle);
+  if (!found.is_host_copy) return found;
+  throw OptionError("handle " + std::to_string(handle) + " is a host copy, which was not swapped out");
 }
 
 TransferPointer Engine::find_transfer(int64_t handle, int64_t number) {
@@ -159,12 +169,75 @@ DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, u
   }
   token->engine = shared_from_this();
   token->handle = handle;
-  token->tensor = {{&token->handle, {1, 0}, 1, {0, 64, 1}, &token->shape, nullptr, 0}, token.get(), nullptr};
+  token->shape = 1;
+  void* const data = &token->handle;
+  return give(std::move(token), data, {kDlCpu, 0}, {kDlInt, 64, 1});
+}
+
+DLManagedTensor* Engine::give(std::unique_ptr<Token> token, void* data, DLDevice device, DLDataType type) {
+  token->tensor = {{data, device, 1, type, &token->shape, nullptr, 0}, token.get(), nullptr};
   token->tensor.deleter = [](DLManagedTensor* self) {
     const std::unique_ptr<Token> ended(static_cast<Token*>(self->manager_ctx));
+    const bool is_forked = getpid() != ended->engine->process_;
+    // Kernels of the caller access a host copy on streams that the engine does not know; of other blocks it knows all
+    // copies. It waits here, not where a slab is freed: a released block may be overwritten before, a slab is sometimes
+    // freed under the lock, and the device may wait for a lane's thread, but not for this one.
+    if (ended->storage && !is_forked) ended->storage->wait_for_kernels();
     ended->engine->release(ended->handle);
+    if (is_forked) leak(ended->storage);  // its memory is the parent's
   };
   return &token.release()->tensor;
+}
+
+std::vector<HostCopy> Engine::make_host_copies(const std::string& tier_name, const std::vector<uint64_t>& sizes) {
+  if (sizes.empty() || std::ranges::find(sizes, 0U) != sizes.end()) {
+    throw OptionError("make_host_copies needs sizes of at least one byte");
+  }
+  // Created before anything is allocated: nothing after that may fail.
+  std::vector<std::unique_ptr<Token>> tokens(sizes.size());
+  for (auto& token : tokens) token = std::make_unique<Token>();
+  std::vector<HostCopy> copies;
+  copies.reserve(sizes.size());
+  std::shared_ptr<Tier> tier;  // alive even if another thread closes the engine while storage is allocated
+  std::unique_lock lock(mutex_);
+  tier = find_tier(tier_name);
+  const bool is_host = driver_->device_is_host();
+  if (!tier->is_addressable()) {
+    throw TierError("tier '" + tier_name + "' keeps no bytes that the device can read in place, so it cannot hold " +
+                    "weights: use tier='" + (is_host ? "disk" : "host") + "'");
+  }
+  const DLDevice device{is_host ? kDlCpu : kDlCuda, driver_->number()};
+  std::vector<Block> blocks = tier->take_together(sizes, lock);
+  check_open();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Token& token = *tokens[i];
+    token.engine = shared_from_this();
+    token.handle = ++last_number_;
+    token.shape = static_cast<int64_t>(sizes[i]);
+    token.storage = blocks[i].storage;
+    std::byte* const data = token.storage->data() + blocks[i].offset;
+    handles_.emplace(token.handle, Handle{tier.get(), std::move(blocks[i]), {}, true});
+    copies.push_back({token.handle, give(std::move(tokens[i]), data, device, {kDlUnsigned, 8, 1})});
+  }
+  return copies;
+}
+
+int64_t Engine::fill_host_copy(int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  if (!find_handle(handle).is_host_copy) {
+    throw OptionError("handle " + std::to_string(handle) + " is a swapped-out block, not a host copy");
+  }
+  if (pointer == 0) throw OptionError("fill_host_copy of handle " + std::to_string(handle) + " needs a pointer");
+  return launch(Direction::kOut, swap, handle, pointer, stream)->number;
+}
+
+void Engine::trim_host_copies(const std::string& tier) {
+  Tier::Storages storages;  // trimmed without the lock: unmapping a GiB takes tens of milliseconds
+  {
+    const std::lock_guard lock(mutex_);
+    storages = find_tier(tier)->addressable();
+  }
+  for (const auto& storage : storages) storage->trim();
 }
 
 int64_t Engine::in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream) {
@@ -188,6 +261,26 @@ std::shared_ptr<Checksums> Engine::make_checksums(const Transfer& transfer) cons
   return std::make_shared<Checksums>(nbytes, kStride, (mixed >> 16) % kStride, checksum_budget_);
 }
 
+// A host copy lives for as long as its model, and is copied in every step.
+void Engine::drop_known(Handle& handle) {
+  std::erase_if(handle.transfers, [](const TransferPointer& transfer) {
+    if (!transfer->state.is_known() || !transfer->state.is_finished()) return false;
+    transfer->take_storage();
+    return true;
+  });
+}
+
+// Orders a copy of a host copy: copies in run beside each other, behind the last copy out; that one behind all.
+void Engine::order(Transfer& transfer, const Handle& handle, StreamId waiting) {
+  for (const TransferPointer& earlier : handle.transfers) {
+    if (transfer.direction == Direction::kOut) {
+      if (!earlier->state.precedes(waiting)) transfer.dependencies.push_back(earlier);
+    } else if (earlier->direction == Direction::kOut) {
+      transfer.source = earlier;
+    }
+  }
+}
+
 // Queues a copy on its lane, under the lock: everything that a transfer waits for is queued before it.
 TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number, uint64_t pointer,
                                StreamHandle stream) {
@@ -195,20 +288,23 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   auto transfer = std::make_shared<Transfer>(driver_, direction, ++last_number_, swap, pointer, handle.block);
   // Determined before `ready` is recorded, which is then behind everything that the stream has waited for.
   const StreamId waiting = driver_->stream_id(stream);
-  if (direction == Direction::kOut) {
+  if (handle.is_host_copy) {
+    drop_known(handle);
+    order(*transfer, handle, waiting);
+  } else if (direction == Direction::kOut) {
     transfer->dependencies = handle.tier->dependencies(handle.block, waiting);
     // An audit verifies more, and finds out in which direction bytes were changed.
     if (!options_.audits) transfer->checksums = make_checksums(*transfer);
   } else {
     transfer->source = handle.transfers.front();
-    transfer->is_ordered_after_source = transfer->source->state.precedes(waiting);
     transfer->checksums = transfer->source->checksums;
   }
+  if (transfer->source) transfer->is_ordered_after_source = transfer->source->state.precedes(waiting);
   // `ready` protects the device memory at `pointer`: the backends make their lanes wait for it.
   transfer->ready.record(stream);
   // Created before anything is queued: nothing after that may fail.
   TransferPointer audit;
-  if (options_.audits) {
+  if (options_.audits && !handle.is_host_copy) {
     audit = std::make_shared<Transfer>(driver_, Direction::kAudit, ++last_number_, swap, 0, handle.block);
     audit->source = transfer;
   }
@@ -259,7 +355,7 @@ void Engine::forget_unconfirmed() {
 
 int64_t Engine::out_transfer(int64_t handle) {
   const std::lock_guard lock(mutex_);
-  return find_handle(handle).transfers.front()->number;
+  return find_swapped(handle).transfers.front()->number;
 }
 
 uint64_t Engine::nbytes(int64_t handle) {

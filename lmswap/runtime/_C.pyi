@@ -81,6 +81,28 @@ class Engine:
         offset in the slab; if it is still occupied (two forwards before a backward), another one is used.
         """
 
+    def make_host_copies(self, tier: str, sizes: list[int]) -> list[tuple[int, object]]:
+        """Allocates blocks that are read and written in place; returns for each its handle and a DLPack capsule.
+
+        The capsule is a tensor of so many uint8: on the host driver on the CPU, else on the GPU, whose kernels access
+        pinned memory. Its deleter waits for all that is queued on the GPU, and releases the block, also after `close`.
+        The blocks of a call lie page-aligned in slabs, as large as they are, each of which is freed with the last of
+        its blocks. ``tier``: "host", or "disk" on the host driver; TierError for others, and where the GPU has other
+        addresses for pinned memory than the host (WSL2).
+
+        `in_start` copies from a block any number of times. Its bytes must not change while a copy accesses them, or
+        has yet to. They have no checksums, and no audits.
+        """
+
+    def fill_host_copy(self, swap: int, handle: int, pointer: int, stream: int) -> int:
+        """Queues a copy out into a host copy, behind ``stream`` and earlier copies of the handle.
+
+        Returns the transfer's number, for `in_done`; copies in that are queued later get the new bytes.
+        """
+
+    def trim_host_copies(self, tier: str) -> None:
+        """Gives the kernel the pages of host copies that are mapped from files; the bytes stay. Once per step."""
+
     def out_done(self, handle: int, stream: int) -> None:
         """Makes ``stream`` (the caller, on the host driver) wait until the bytes have left."""
 
@@ -93,9 +115,10 @@ class Engine:
     def in_done(self, handle: int, transfer: int, stream: int) -> None:
         """Makes ``stream`` (the caller, on the host driver) wait until the bytes have arrived.
 
-        ``transfer`` is one that in_start queued for ``handle``. Every wait for a failed transfer raises TransferError,
-        or BytesDiffer if the disk or compressed memory returned other bytes than were written (unless the engine
-        audits). Once the token is deleted, a wait raises OptionError.
+        ``transfer`` is one that in_start or fill_host_copy queued for ``handle``; one of a host copy that has ended and
+        was waited for is unknown once the next copy of the handle is queued. Every wait for a failed transfer raises
+        TransferError, or BytesDiffer if the disk or compressed memory returned other bytes than were written (unless
+        the engine audits). Once the token is deleted, a wait raises OptionError.
 
         Where the device waits for the disk by itself, the transfer may fail later: `confirm` raises then.
         """

@@ -88,6 +88,44 @@ TEST_F(CudaDriverTest, host_memory_that_cannot_grow_is_as_before) {
   EXPECT_EQ(gpu_.held().pinned_bytes, 0u);
 }
 
+TEST_F(CudaDriverTest, memory_of_tensors_is_one_registration_and_other_memory_many) {
+  constexpr uint64_t kBytes = 5 * kPageBytes;
+  const auto driver = open_cuda_driver(LMSWAP_EMULATED_GPU, 0, 2 * kPageBytes);
+  for (const bool is_for_tensors : {false, true}) {
+    gpu_.calls.start();
+    void* const memory = is_for_tensors ? driver->allocate_addressable(kBytes) : driver->allocate_host(kBytes, kBytes);
+    EXPECT_EQ(gpu_.calls.stop().at("cuMemHostRegister_v2"), is_for_tensors ? 1U : 3U);
+    EXPECT_EQ(gpu_.held().pinned_bytes, kBytes);
+    driver->free_host(memory);
+    EXPECT_EQ(gpu_.held().pinned_bytes, 0U);
+  }
+  EXPECT_EQ(driver->registration_bytes(), 2 * kPageBytes);
+  EXPECT_EQ(open()->registration_bytes(), kRegistrationBytes);
+}
+
+TEST_F(CudaDriverTest, waits_for_every_stream_of_its_device_from_any_thread) {
+  const auto device = make_test_device("emulated");
+  std::atomic<int> num_ended = 0;
+  for (const StreamHandle stream : {device->stream, device->make_stream()}) {
+    gpu_.run_on_host(reinterpret_cast<void*>(stream), [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ++num_ended;
+    });
+  }
+  std::thread([&] { device->driver->synchronize_device(); }).join();
+  EXPECT_EQ(num_ended, 2);
+}
+
+TEST_F(CudaDriverTest, a_device_that_has_failed_is_not_waited_for) {
+  constexpr int kAssert = 710;
+  const auto driver = open();
+  fail("cuCtxSynchronize", kAssert);
+  driver->synchronize_device();
+  gpu_.faults.break_context(kAssert);
+  driver->synchronize_device();
+  gpu_.faults.mend();
+}
+
 TEST_F(CudaDriverTest, retains_the_primary_context_and_releases_it) {
   ASSERT_EQ(gpu_.held().contexts, 0u);
   {

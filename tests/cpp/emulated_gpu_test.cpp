@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../csrc/driver/cuda_abi.h"
@@ -91,6 +92,10 @@ TEST_F(EmulatedGpu, reports_calls_that_break_the_capture_of_a_graph) {
   cuThreadExchangeStreamCaptureMode(&mode);
   cuStreamSynchronize(first_);
   expect_violation("cuStreamSynchronize");
+  cuThreadExchangeStreamCaptureMode(&mode);
+  EXPECT_EQ(cuCtxSynchronize(), 900);  // in any mode: the context contains the capturing stream
+  expect_violation("cuCtxSynchronize: while a graph is captured");
+  cuThreadExchangeStreamCaptureMode(&mode);
   gpu_.is_capturing = false;
 }
 
@@ -187,6 +192,27 @@ TEST_F(EmulatedGpu, reports_memory_unpinned_under_a_copy_and_unpinned_twice) {
   is_pinned_ = false;
 }
 
+TEST_F(EmulatedGpu, accepts_memory_given_back_when_the_context_has_run_dry) {
+  use(first_, reinterpret_cast<uintptr_t>(host_), kBytes, false);
+  use(second_, reinterpret_cast<uintptr_t>(host_), kBytes, false);
+  EXPECT_EQ(cuCtxSynchronize(), kSuccess);
+  EXPECT_EQ(cuMemHostUnregister(host_), kSuccess);
+  is_pinned_ = false;
+}
+
+TEST_F(EmulatedGpu, does_not_take_one_context_that_has_run_dry_for_another) {
+  use(first_, reinterpret_cast<uintptr_t>(host_), kBytes, false);
+  Context other = nullptr, popped = nullptr;
+  ASSERT_EQ(cuDevicePrimaryCtxRetain(&other, 1), kSuccess);
+  ASSERT_EQ(cuCtxPushCurrent_v2(other), kSuccess);
+  EXPECT_EQ(cuCtxSynchronize(), kSuccess);
+  EXPECT_EQ(cuCtxPopCurrent_v2(&popped), kSuccess);
+  cuDevicePrimaryCtxRelease_v2(1);
+  cuMemHostUnregister(host_);
+  expect_violation("given back before the host knows that a kernel");
+  is_pinned_ = false;
+}
+
 TEST_F(EmulatedGpu, reports_memory_freed_under_a_fill_and_freed_twice) {
   DevicePointer pointer;
   cuMemAlloc_v2(&pointer, kBytes);
@@ -221,7 +247,13 @@ TEST_F(EmulatedGpu, reports_memory_pinned_twice_and_copies_across_two_registrati
     EXPECT_EQ(cuMemcpyDtoHAsync_v2(half, device_, kBytes / 2, first_), kSuccess);
   }
   EXPECT_NE(cuMemcpyDtoHAsync_v2(host_, device_, kBytes, first_), kSuccess);
-  expect_violation("pageable memory");
+  expect_violation("several registrations");
+  auto* const device = reinterpret_cast<void*>(device_);
+  std::vector<char> pageable(kBytes);
+  for (const auto& [to, from] : {std::pair<void*, void*>{host_, device}, {device, host_}, {pageable.data(), host_}}) {
+    EXPECT_NE(gpu_.copy(to, from, kBytes, first_, true, emulated_gpu::Pageable::kStaged), kSuccess);  // the runtime's
+    expect_violation("several registrations");
+  }
   cuStreamSynchronize(first_);
   cuMemHostUnregister(host_ + kBytes / 2);
 }
@@ -236,6 +268,21 @@ TEST_F(EmulatedGpu, reports_a_device_address_of_memory_that_was_not_registered_t
   ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, kMemHostRegisterDeviceMap), kSuccess);
   EXPECT_EQ(cuMemHostGetDevicePointer_v2(&found, host_ + 8, 0), kSuccess);
   EXPECT_EQ(found, reinterpret_cast<DevicePointer>(host_ + 8));
+}
+
+TEST_F(EmulatedGpu, can_have_other_addresses_of_registered_memory_than_the_host) {
+  DevicePointer found = 0;
+  cuMemHostUnregister(host_);
+  gpu_.has_host_addresses = false;
+  ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, kMemHostRegisterDeviceMap), kSuccess);
+  EXPECT_EQ(cuMemHostGetDevicePointer_v2(&found, host_ + 8, 0), kSuccess);
+  EXPECT_NE(found, reinterpret_cast<DevicePointer>(host_ + 8));
+  EXPECT_EQ(cuStreamWaitValue64_v2(first_, found, 0, kWaitUntilAtLeast), kSuccess);
+  EXPECT_EQ(cuMemcpyHtoDAsync_v2(device_, host_, kBytes, first_), kSuccess);
+  EXPECT_EQ(cuStreamSynchronize(first_), kSuccess);
+  EXPECT_EQ(gpu_.violations.take(), std::vector<std::string>{});
+  use(first_, reinterpret_cast<uintptr_t>(host_), kBytes, false);
+  expect_violation("host memory that the device cannot address");
 }
 
 TEST_F(EmulatedGpu, reports_uses_without_an_order) {

@@ -9,6 +9,7 @@ Settings read_settings() {
           .context_bytes = 0,
           .link = {},
           .peers = {},
+          .has_host_addresses = true,
           .compute = {},
           .jitter_seconds = 0,
           .seed = 7};

@@ -75,7 +75,7 @@ TEST_F(SwapDirectoryTest, is_the_one_that_was_looked_at_even_if_its_name_leads_e
   const SwapDirectory directory(ours);
   std::filesystem::rename(ours, ours + ".moved");
   make_link("ours", theirs, kOther);
-  const int file = directory.open_unnamed();
+  const int file = directory.open_unnamed(O_DIRECT);
   ASSERT_GE(file, 0);
   const auto place = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file)).string();
   EXPECT_NE(place.find("ours.moved"), std::string::npos) << place;
@@ -85,7 +85,7 @@ TEST_F(SwapDirectoryTest, is_the_one_that_was_looked_at_even_if_its_name_leads_e
 TEST(SwapFile, is_private_and_unlinked_and_cannot_be_linked) {
   const TestDirectory root;
   const mode_t mask = umask(0);
-  const int file = SwapDirectory{root.path()}.open_unnamed();
+  const int file = SwapDirectory{root.path()}.open_unnamed(O_DIRECT);
   umask(mask);
   ASSERT_GE(file, 0);
   struct stat status = {};
@@ -110,7 +110,7 @@ class NamedSwapFile : public testing::Test {
 };
 
 TEST_F(NamedSwapFile, loses_its_name_at_once) {
-  const int file = SwapDirectory{root_.path()}.open_unnamed();
+  const int file = SwapDirectory{root_.path()}.open_unnamed(O_DIRECT);
   ASSERT_GE(file, 0);
   EXPECT_TRUE(std::filesystem::is_empty(root_.path()));
   close(file);

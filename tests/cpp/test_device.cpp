@@ -177,6 +177,7 @@ System& calm_emulated_gpu() {
   system.faults.mend();
   system.violations.take();
   system.ignores_waits_of_the_driver = false;
+  system.has_host_addresses = true;
   return system;
 }
 

@@ -109,12 +109,16 @@ class ForwardingDriver : public Driver {
 
   bool device_is_host() const override { return driver_->device_is_host(); }
   DeviceHandle device() const override { return driver_->device(); }
+  int number() const override { return driver_->number(); }
   std::shared_ptr<Driver> open_peer(int number) override { return driver_->open_peer(number); }
   void* allocate_host(uint64_t nbytes, uint64_t max_bytes) override {
     return driver_->allocate_host(nbytes, max_bytes);
   }
   bool host_memory_grows() const override { return driver_->host_memory_grows(); }
   void grow_host(void* pointer, uint64_t nbytes) override { driver_->grow_host(pointer, nbytes); }
+  void* allocate_addressable(uint64_t nbytes) override { return driver_->allocate_addressable(nbytes); }
+  uint64_t registration_bytes() const override { return driver_->registration_bytes(); }
+  uint64_t device_address(const void* host) override { return driver_->device_address(host); }
   void free_host(void* pointer) noexcept override { driver_->free_host(pointer); }
   uint64_t allocate_device(uint64_t nbytes) override { return driver_->allocate_device(nbytes); }
   void free_device(uint64_t device) noexcept override { driver_->free_device(device); }
@@ -122,6 +126,7 @@ class ForwardingDriver : public Driver {
   StreamHandle create_stream() override { return driver_->create_stream(); }
   void destroy_stream(StreamHandle stream) noexcept override { driver_->destroy_stream(stream); }
   void synchronize_stream(StreamHandle stream) override { driver_->synchronize_stream(stream); }
+  void synchronize_device() noexcept override { driver_->synchronize_device(); }
   StreamId stream_id(StreamHandle stream) override { return driver_->stream_id(stream); }
   EventHandle create_event() override { return driver_->create_event(); }
   void destroy_event(EventHandle event) noexcept override { driver_->destroy_event(event); }

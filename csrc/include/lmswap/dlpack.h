@@ -1,6 +1,6 @@
 /// @file
-/// @brief The structures of DLPack 0.8, in which a token is passed to torch. Declared here so that the core needs no
-/// other header.
+/// @brief The structures of DLPack 0.8, in which tokens and host copies are passed to torch. Declared here so that the
+/// core needs no other header.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace lmswap {
 
 struct DLDevice {
-  int32_t device_type;  ///< 1: CPU
+  int32_t device_type;  ///< 1: CPU, 2: CUDA
   int32_t device_id;
 };
 
 struct DLDataType {
-  uint8_t code;  ///< 0: signed integer
+  uint8_t code;  ///< 0: signed integer, 1: unsigned
   uint8_t bits;
   uint16_t lanes;
 };

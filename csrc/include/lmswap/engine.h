@@ -29,6 +29,12 @@ struct TransferRecord {
   double wait_start_seconds = 0, wait_end_seconds = 0;  ///< when compute waited for it; both 0 if it did not
 };
 
+/// @brief A block whose bytes the caller reads and writes in place.
+struct HostCopy {
+  int64_t handle;
+  DLManagedTensor* bytes;  ///< owned by the caller, who ends it by calling its deleter
+};
+
 /// @brief Optional handling of a tier's bytes besides copying them.
 struct SafetyOptions {
   bool audits = false;  ///< compute checksums of the tier's bytes after each copy; fill released blocks with NaN
@@ -41,8 +47,14 @@ struct SafetyOptions {
 /// releases the block: on any thread, without Python's lock, also after `close`. Copies of a released block may still
 /// be running; copies of the block's next holder wait for them on their lane.
 ///
+/// `make_host_copies` returns blocks that keep their bytes for as long as their tensor lives: the caller accesses them
+/// in place, and swaps them in and out any number of times, but not while a copy of the same block accesses them, or
+/// has yet to. As they may change at any time, nothing compares their bytes: they have no checksums, and no audits.
+///
 /// Everything that a copy waits for is queued before it, so lanes cannot deadlock. A forked child has neither the
-/// threads nor the device: there, releasing, closing and destroying an engine do nothing.
+/// threads nor the device: there, releasing, closing and destroying an engine do nothing. It cannot access host copies
+/// in pinned memory of CUDA; those of the tier "disk" it shares with its parent, which sees what it writes, until the
+/// parent has freed them.
 ///
 /// Functions throw OptionError if a tier, handle, transfer or mark is unknown, or if the engine is closed where it must
 /// be open, and DriverError if a driver call fails.
@@ -103,11 +115,39 @@ class Engine : public std::enable_shared_from_this<Engine> {
   DLManagedTensor* out_start(int64_t swap, const std::string& tier, uint64_t offset, uint64_t pointer, uint64_t nbytes,
                              StreamHandle stream);
 
+  /// @brief Allocates host copies, page-aligned in slabs of their own, which are as large as they are. A slab is freed
+  /// with the last of them, and is one registration of CUDA's: copies of torch may be of a whole tensor.
+  ///
+  /// Deleting a tensor first blocks until all that is queued on the device has finished, as kernels on any stream may
+  /// access it, then releases the handle, as with tokens. One that outlives the engine keeps the slab and
+  /// the driver; its deleter then frees the slab, and wipes it if the engine would.
+  /// @param tier "host", or "disk" on the host driver, where an error of the disk may raise SIGBUS in place
+  /// @param sizes of at least a byte each
+  /// @return for each size a handle and a tensor of so many uint8, of the engine's device: their address is valid there
+  /// @throws OptionError if `sizes` has no number, or a 0
+  /// @throws TierError if the tier has no bytes that the device can access in place, at the address that the host has
+  /// for them, or no room; nothing is allocated
+  std::vector<HostCopy> make_host_copies(const std::string& tier, const std::vector<uint64_t>& sizes);
+
+  /// @brief Queues a copy out into a host copy, behind what `stream` holds now and behind earlier copies of the handle.
+  ///
+  /// If it fails, the bytes are undefined; copies in of the handle fail too until a wait has thrown the error.
+  /// @param pointer device memory of as many bytes, which must stay allocated until `is_finished`
+  /// @return the number of the transfer, to be waited for by `in_done`
+  /// @throws OptionError if the handle is none of a host copy
+  int64_t fill_host_copy(int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
+
+  /// @brief Gives the kernel the pages of host copies that are mapped from files; their bytes stay in the page cache.
+  ///
+  /// To be called once per step. Pinned memory stays as it is.
+  void trim_host_copies(const std::string& tier);
+
   /// @brief Makes `stream` (on the host driver, the caller) wait until the bytes have left the device memory.
+  /// @throws OptionError if the handle is that of a host copy
   /// @throws TransferError if the copy out failed
   void out_done(int64_t handle, StreamHandle stream);
 
-  /// @brief Queues a copy in, behind the copy out of the same handle and behind what `stream` holds now.
+  /// @brief Queues a copy in, behind the (last) copy out of the same handle and behind what `stream` holds now.
   /// @param nbytes room at `pointer`, at least as much as was swapped out
   /// @return the number of the transfer
   /// @throws OptionError if there is too little room
@@ -117,7 +157,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   ///
   /// Every wait for a failed transfer throws, until the token is deleted; from then on the handle is unknown. Where the
   /// device waits for the disk by itself, a transfer may fail after this call: see `confirm`.
-  /// @param transfer a number that `in_start` returned for `handle`
+  /// @param transfer a number that `in_start` or `fill_host_copy` returned for `handle`; one of a host copy is unknown
+  /// once it has ended and was waited for, when the next copy of the handle is queued
   /// @throws TransferError if the copy failed; BytesDiffer if the disk or compressed memory returned other bytes than
   /// were written, unless the engine audits
   void in_done(int64_t handle, int64_t transfer, StreamHandle stream);
@@ -132,6 +173,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void forget_unconfirmed();
 
   /// @return the number of the transfer that `out_start` queued
+  /// @throws OptionError if the handle is that of a host copy
   int64_t out_transfer(int64_t handle);
 
   /// @return the size of the block
@@ -184,18 +226,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   TierStats tier_stats(const std::string& tier);
 
-  /// @return the number of handles whose token exists
+  /// @return the number of handles whose token or tensor exists
   uint64_t live_handles();
 
   /// @brief Waits for all copies and frees everything. Idempotent; tokens may outlive it.
   void close();
 
  private:
-  // A swapped-out block, the copy out that fills it and the copies in that read it.
+  // A swapped-out block, the copy out that fills it and the copies in that read it; or a host copy.
   struct Handle {
     Tier* tier;
     Block block;
-    std::vector<TransferPointer> transfers;  // the copy out first; includes audits
+    std::vector<TransferPointer> transfers;  // the copy out first; includes audits; of a host copy those still needed
+    bool is_host_copy = false;
   };
   // A transfer to be recorded.
   struct Flight {
@@ -208,8 +251,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Token {
     std::shared_ptr<Engine> engine;
     int64_t handle;
-    int64_t shape = 1;
+    int64_t shape;
     DLManagedTensor tensor;
+    std::shared_ptr<Storage> storage;  // of a host copy
   };
 
   Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, BandwidthLimiters limiters,
@@ -217,9 +261,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_open() const;
   const std::shared_ptr<Tier>& find_tier(const std::string& name);
   Handle& find_handle(int64_t handle);
+  Handle& find_swapped(int64_t handle);
+  static DLManagedTensor* give(std::unique_ptr<Token> token, void* data, DLDevice device, DLDataType type);
   TransferPointer find_transfer(int64_t handle, int64_t number);
   void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
   TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
+  static void drop_known(Handle& handle);
+  static void order(Transfer& transfer, const Handle& handle, StreamId waiting);
   [[nodiscard]] std::shared_ptr<Checksums> make_checksums(const Transfer& transfer) const;
   void fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept;
   void wait_for(int64_t handle, int64_t number, StreamHandle stream);

@@ -99,9 +99,10 @@ void TransferState::make_wait(StreamHandle stream, Event& arrival) {
   waited_by_ = waiting;
 }
 
-void TransferState::check_not_failed() const {
+void TransferState::check_not_failed() {
   const std::lock_guard lock(mutex_);
   if (stage_ != Stage::kFailed) return;
+  has_thrown_ = true;
   if (difference_) throw BytesDiffer(*difference_);
   throw TransferError(error_);
 }
@@ -114,6 +115,12 @@ bool TransferState::precedes(StreamId stream) const {
 bool TransferState::was_waited_for() const {
   const std::lock_guard lock(mutex_);
   return stage_ == Stage::kLanded && waited_by_.has_value();
+}
+
+bool TransferState::is_known() const {
+  const std::lock_guard lock(mutex_);
+  const bool has_ended = stage_ == Stage::kLanded || stage_ == Stage::kFailed;
+  return has_ended && (waited_by_.has_value() || has_thrown_);
 }
 
 bool TransferState::has_landed() const { return stage() == Stage::kLanded; }

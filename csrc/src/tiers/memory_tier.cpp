@@ -64,6 +64,21 @@ std::shared_ptr<Storage> MemoryTier::allocate(uint64_t nbytes) {
   }
 }
 
+std::shared_ptr<Storage> MemoryTier::allocate_addressable(uint64_t nbytes) {
+  std::shared_ptr<AddressableMemory> memory;
+  bool is_usable = false;
+  try {
+    memory = std::make_shared<AddressableMemory>(owner_, nbytes);
+    is_usable = memory->has_one_address();
+  } catch (const Error& error) {
+    throw allocation_error(nbytes, error);
+  }
+  if (is_usable) return memory;
+  throw TierError(std::string(words_of(kind_).tier) +
+                  " tier: the GPU addresses pinned memory otherwise than the host does, as under WSL2, so its kernels "
+                  "cannot use weights that lie there. Keep the weights on the device: weights=\"keep\"");
+}
+
 void MemoryTier::extend(Storage& storage, uint64_t nbytes) {
   try {
     static_cast<PinnedMemory&>(storage).grow(nbytes);

@@ -134,7 +134,7 @@ TierError directory_error(const std::string& directory, const std::string& text)
 SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_(open_trusted(path)) {
   Descriptor owned(descriptor_);  // closed if anything below throws
   check_filesystem(path, descriptor_);
-  const Descriptor file(open_unnamed());
+  const Descriptor file(open_unnamed(O_DIRECT));
   if (file.get() < 0 && errno == EINVAL) {
     throw directory_error(path, "its filesystem has no direct I/O (O_DIRECT); name another disk");
   }
@@ -145,13 +145,13 @@ SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_
 
 SwapDirectory::~SwapDirectory() { close(descriptor_); }
 
-int SwapDirectory::open_unnamed() const {
-  constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC | O_EXCL;  // O_EXCL: the file cannot be linked to a name later
-  const int descriptor = openat(descriptor_, ".", O_TMPFILE | kFlags, S_IRUSR | S_IWUSR);
+int SwapDirectory::open_unnamed(int access) const {
+  const int flags = O_RDWR | access | O_CLOEXEC | O_EXCL;  // O_EXCL: the file cannot be linked to a name later
+  const int descriptor = openat(descriptor_, ".", O_TMPFILE | flags, S_IRUSR | S_IWUSR);
   if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return descriptor;
   std::random_device random;
   const std::string name = ".lmswap-" + std::to_string(random()) + std::to_string(random());
-  Descriptor named(openat(descriptor_, name.c_str(), O_CREAT | O_NOFOLLOW | kFlags, S_IRUSR | S_IWUSR));
+  Descriptor named(openat(descriptor_, name.c_str(), O_CREAT | O_NOFOLLOW | flags, S_IRUSR | S_IWUSR));
   if (named.get() >= 0 && unlinkat(descriptor_, name.c_str(), 0) == 0) return named.release();
   const int code = errno;
   // The kernel creates the file before it reports that there is no direct I/O; and some filesystems cannot remove an

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "lmswap/clock.h"
@@ -51,9 +52,57 @@ void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>&
   std::shared_ptr<Storage> storage;
   make_unlocked(lock, [&] {
     replaced.clear();  // before, not after: the old and the new slab may not fit at the same time
-    storage = make_storage(nbytes);
+    storage = wiped(allocate(nbytes));
   });
-  slabs_.insert(is_kept ? slabs_.begin() : slabs_.end(), {std::move(storage), Arena(nbytes), is_kept, {}});
+  const auto place = is_kept ? slabs_.begin() : std::ranges::find(slabs_, true, &Slab::is_addressable);
+  slabs_.insert(place, {std::move(storage), Arena(nbytes), is_kept, {}});
+}
+
+std::vector<Block> Tier::take_together(const std::vector<uint64_t>& sizes, std::unique_lock<std::mutex>& lock) {
+  uint64_t total_bytes = 0;
+  for (const uint64_t nbytes : sizes) {
+    total_bytes += std::min(round_to_pages(nbytes), std::numeric_limits<uint64_t>::max() - total_bytes);
+  }
+  room_made_.wait(lock, [&] { return !is_making_room_; });
+  check_limit(total_bytes, stats().capacity_bytes);
+  std::vector<Block> blocks;
+  blocks.reserve(sizes.size());
+  std::list<Slab> made;
+  make_unlocked(lock, [&] {
+    std::list<Slab> slabs;  // freed here if one cannot be allocated, not under the lock
+    for (const uint64_t nbytes : slab_sizes(sizes)) {
+      slabs.push_back({wiped(allocate_addressable(nbytes)), Arena(nbytes), false, {}, true});
+    }
+    made = std::move(slabs);
+  });
+  auto slab = made.begin();
+  slabs_.splice(slabs_.end(), made);
+  uint64_t offset = 0;
+  for (const uint64_t nbytes : sizes) {
+    if (offset == slab->arena.capacity_bytes()) ++slab, offset = 0;
+    slab->arena.take(offset, nbytes);
+    blocks.push_back(hold(*slab, offset, nbytes));
+    offset += round_to_pages(nbytes);
+  }
+  return blocks;
+}
+
+std::vector<uint64_t> Tier::slab_sizes(const std::vector<uint64_t>& sizes) const {
+  std::vector<uint64_t> slabs;
+  for (const uint64_t size : sizes) {
+    const uint64_t nbytes = round_to_pages(size), max_bytes = max_together_bytes();
+    if (slabs.empty() || nbytes > max_bytes - std::min(max_bytes, slabs.back())) slabs.push_back(0);
+    slabs.back() += nbytes;
+  }
+  return slabs;
+}
+
+std::vector<std::shared_ptr<Storage>> Tier::addressable() const {
+  std::vector<std::shared_ptr<Storage>> storages;
+  for (const Slab& slab : slabs_) {
+    if (slab.is_addressable) storages.push_back(slab.storage);
+  }
+  return storages;
 }
 
 void Tier::extend_slab(uint64_t more_bytes, std::unique_lock<std::mutex>& lock) {
@@ -83,8 +132,7 @@ void Tier::make_unlocked(std::unique_lock<std::mutex>& lock, Make make) {
 }
 
 // The last owner of a slab wipes it, on any thread: a failure can only be logged.
-std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
-  std::shared_ptr<Storage> storage = allocate(nbytes);
+std::shared_ptr<Storage> Tier::wiped(std::shared_ptr<Storage> storage) const {
   if (!wipes_) return storage;
   Storage* const held = storage.get();
   return {held, [storage = std::move(storage)](Storage*) {
@@ -132,22 +180,28 @@ Block Tier::take(uint64_t offset, uint64_t nbytes, std::unique_lock<std::mutex>&
 }
 
 std::optional<Block> Tier::find_room(uint64_t offset, uint64_t nbytes) {
-  if (!slabs_.empty() && slabs_.front().arena.take(offset, nbytes)) return hold(slabs_.front(), offset, nbytes);
+  if (has_shared() && slabs_.front().arena.take(offset, nbytes)) return hold(slabs_.front(), offset, nbytes);
   for (Slab& slab : slabs_) {
+    if (slab.is_addressable) break;
     if (const auto place = slab.arena.take_any(nbytes)) return hold(slab, *place, nbytes);
   }
   return std::nullopt;
+}
+
+uint64_t Tier::shared_bytes() const {
+  uint64_t nbytes = 0;
+  for (const Slab& slab : slabs_) nbytes += slab.is_addressable ? 0 : slab.arena.capacity_bytes();
+  return nbytes;
 }
 
 // A step without a plan swaps its tensors out one by one, and may have thousands: storage grows geometrically, for many
 // of them at once. Where that much cannot be allocated, for fewer, down to exactly what is missing.
 void Tier::make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
   constexpr uint64_t kShare = 4;
-  const uint64_t capacity_bytes = stats().capacity_bytes;
-  const uint64_t left_bytes = (limit_bytes_ - capacity_bytes) / kPageBytes * kPageBytes;
+  const uint64_t left_bytes = (limit_bytes_ - stats().capacity_bytes) / kPageBytes * kPageBytes;
   const bool is_grown = is_extended() && has_kept();
   const uint64_t missing_bytes = nbytes - (is_grown ? slabs_.front().arena.free_bytes_at_end() : 0);
-  const uint64_t wanted_bytes = growth_bytes() > 0 ? std::max(growth_bytes(), capacity_bytes / kShare) : 0;
+  const uint64_t wanted_bytes = growth_bytes() > 0 ? std::max(growth_bytes(), shared_bytes() / kShare) : 0;
   for (uint64_t requested_bytes = std::min(wanted_bytes, left_bytes);; requested_bytes /= 2) {
     const uint64_t more_bytes = std::max(missing_bytes, round_to_pages(requested_bytes));
     try {

@@ -3,6 +3,16 @@
 #include "system.h"
 
 namespace emulated_gpu {
+namespace {
+
+// From the host's address of registered memory to a device's, where it is another.
+constexpr uintptr_t kElsewhere = uintptr_t{1} << 60;
+
+void* moved(void* address, uintptr_t distance) {
+  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) + distance);
+}
+
+}  // namespace
 
 int System::owner(const void* address) const {
   for (int index = 0; index < num_devices(); ++index) {
@@ -19,6 +29,23 @@ bool System::is_pinned(const void* address, size_t nbytes) {
 bool System::is_mapped(const void* address, size_t nbytes) {
   const std::lock_guard lock(mutex_);
   return mapped_.contains(address, nbytes);
+}
+
+bool System::crosses_registrations(const void* host, size_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  return pinned_.meets(host, nbytes) && !pinned_.contains(host, nbytes);
+}
+
+void* System::device_address(void* host) {
+  const std::lock_guard lock(mutex_);
+  if (elsewhere_.contains(host, 1)) return moved(host, kElsewhere);
+  return mapped_.contains(host, 1) ? host : nullptr;
+}
+
+void* System::host_address(void* device) {
+  const std::lock_guard lock(mutex_);
+  void* const host = moved(device, -kElsewhere);
+  return elsewhere_.contains(host, 1) ? host : device;
 }
 
 void* System::bytes_of(const void* address) const {
@@ -93,13 +120,15 @@ int System::register_pinned(void* address, size_t nbytes, bool is_mapped) {
   if (owner(address) >= 0) return report("device memory is pinned", kInvalidValue);
   if (pinned_.meets(address, nbytes)) return report("memory is pinned that is pinned already", kAlreadyRegistered);
   pinned_.add(address, nbytes);
-  if (is_mapped) mapped_.add(address, nbytes);
+  if (is_mapped) (has_host_addresses ? mapped_ : elsewhere_).add(address, nbytes);
   return kSuccess;
 }
 
 int System::unregister_pinned(void* address, InUse in_use) {
-  return give_back(address, in_use, "memory is unpinned that is not pinned", kHostMemoryNotRegistered,
-                   [&] { return mapped_.remove(address), pinned_.remove(address); });
+  return give_back(address, in_use, "memory is unpinned that is not pinned", kHostMemoryNotRegistered, [&] {
+    mapped_.remove(address), elsewhere_.remove(address);
+    return pinned_.remove(address);
+  });
 }
 
 }  // namespace emulated_gpu

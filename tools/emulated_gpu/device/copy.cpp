@@ -38,6 +38,10 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
   if (to_device < 0 && from_device < 0) return copy_on_host(to, from, nbytes, stream, is_async);
   const Way way = from_device < 0 ? kIn : to_device < 0 ? kOut : to_device == from_device ? kWithin : kBetween;
   const void* host = way == kIn ? from : way == kOut ? to : nullptr;
+  if (host != nullptr && crosses_registrations(host, nbytes)) {
+    return report(std::string(kNames[way]) + " of host memory in several registrations, or partly of pageable memory",
+                  kInvalidValue);
+  }
   const bool is_staged = host != nullptr && !is_pinned(host, nbytes);
   if (is_staged && pageable == Pageable::kForbidden) {
     return report(std::string(kNames[way]) + " of pageable memory, which the driver copies at once", kInvalidValue);
@@ -72,6 +76,9 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
 
 // Of a tensor of the device whose bytes lie in mapped memory.
 int System::copy_on_host(void* to, const void* from, size_t nbytes, void* stream, bool is_async) {
+  if (crosses_registrations(to, nbytes) || crosses_registrations(from, nbytes)) {
+    return report("a copy within the host of several registrations, or partly of pageable memory", kInvalidValue);
+  }
   if (!is_mapped(to, nbytes) && !is_mapped(from, nbytes)) {
     return report("a copy of which neither side is memory that a device can address", kInvalidValue);
   }

@@ -26,6 +26,7 @@ Settings read_settings() {
       .link = {read_number("EMULATED_GPU_OUT_RATE", 0), read_number("EMULATED_GPU_IN_RATE", 0),
                read_number("EMULATED_GPU_LATENCY", 0)},
       .peers = {read_number("EMULATED_GPU_PEER_ACCESS", 1) != 0, read_number("EMULATED_GPU_PEER_RATE", 0)},
+      .has_host_addresses = read_number("EMULATED_GPU_HOST_ADDRESSES", 1) != 0,
       .compute = {read_number("EMULATED_GPU_FLOP_RATE", 0), read_number("EMULATED_GPU_MEMORY_RATE", 0),
                   read_number("EMULATED_GPU_KERNEL_LATENCY", 0)},
       .jitter_seconds = read_number("EMULATED_GPU_JITTER", 0),

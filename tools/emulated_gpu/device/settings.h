@@ -41,6 +41,8 @@ struct Settings {
   size_t context_bytes;   // EMULATED_GPU_CONTEXT_BYTES, of that what each context takes for good, 512 MiB
   Link link;              // EMULATED_GPU_OUT_RATE, EMULATED_GPU_IN_RATE: bytes per second; EMULATED_GPU_LATENCY
   Peers peers;            // EMULATED_GPU_PEER_ACCESS, 1 or 0; EMULATED_GPU_PEER_RATE
+  // EMULATED_GPU_HOST_ADDRESSES, 1: registered memory has the host's addresses on devices; 0: others, as under WSL2
+  bool has_host_addresses;
   Compute compute;        // EMULATED_GPU_FLOP_RATE, EMULATED_GPU_MEMORY_RATE, EMULATED_GPU_KERNEL_LATENCY
   double jitter_seconds;  // EMULATED_GPU_JITTER: what is queued runs late by a random time of at most so many
   unsigned seed;          // EMULATED_GPU_SEED, of the jitter

@@ -32,6 +32,7 @@ System::System() {
   link_ = settings.link;
   compute_ = settings.compute;
   peers_ = settings.peers;
+  has_host_addresses = settings.has_host_addresses;
   jitter_seconds_ = settings.jitter_seconds;
   random_.seed(settings.seed);
   pthread_atfork(nullptr, nullptr, [] { process_state = kNotInitialized; });
@@ -86,6 +87,7 @@ void System::mend() {
   faults.mend();
   pinned_.forget_unmapped();
   mapped_.forget_unmapped();
+  elsewhere_.forget_unmapped();
 }
 
 void System::tell(const VectorClock& clock) {

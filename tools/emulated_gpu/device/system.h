@@ -4,6 +4,7 @@
 //   - two uses of the same bytes, one of them a write, without an order between them by events or by the host
 //   - handles that were destroyed or never made, waits for events that were never recorded, and their times
 //   - memory that is used where it is not allocated; pageable memory where the driver's copies want pinned
+//   - copies that begin in one registration of host memory and end in another, or in none
 //   - what is given back twice; by the driver's calls, what the host does not know to be out of use
 //   - calls of CUDA while it calls back
 // The host counts as one thread: what any thread has waited for, all later calls are ordered after.
@@ -76,7 +77,9 @@ class System {
   int owner(const void* address) const;       // of a device address; -1: host memory
   void* bytes_of(const void* address) const;  // where they lie, for a kernel or a copy while it runs
   bool is_pinned(const void* address, size_t nbytes = 1);
-  bool is_mapped(const void* address, size_t nbytes = 1);  // pinned, and the device can address it
+  bool is_mapped(const void* address, size_t nbytes = 1);  // pinned, and the device can address it as the host does
+  void* device_address(void* host);                        // of pinned memory; null: it has none
+  void* host_address(void* device);                        // of the same
   void configure(const Link& link, double jitter_seconds);
   void configure(const Compute& compute);
   void configure(const Peers& peers);
@@ -138,6 +141,7 @@ class System {
   std::atomic<bool> is_initialized{false};  // by cuInit, or by the runtime's first call
   std::atomic<double> late_seconds{0};  // by which kernels took longer than they were set to: times of the host's cores
   std::atomic<bool> is_capturing{false};  // some thread, a CUDA graph of streams that have no part in what is called
+  std::atomic<bool> has_host_addresses{true};  // memory that is registered from now on: on devices, those of the host
   std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
 
  private:
@@ -151,6 +155,7 @@ class System {
   void know(const VectorClock& clock);
   void tell(const VectorClock& clock);  // the same without the lock, which may be held until this thread has gone on
   void hear();
+  bool crosses_registrations(const void* host, size_t nbytes);
   bool is_allocated(const Use& use);
   bool is_addressable(const Use& use);  // by a kernel: memory of a device, or mapped memory
   int copy_on_host(void* to, const void* from, size_t nbytes, void* stream, bool is_async);
@@ -162,7 +167,7 @@ class System {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Device>> devices_;
-  PinnedMemory pinned_, mapped_;  // the second is a part of the first
+  PinnedMemory pinned_, mapped_, elsewhere_;  // the others are parts of the first; the last has no host addresses
   std::unordered_map<void*, std::shared_ptr<Stream>> streams_;
   std::unordered_map<void*, std::shared_ptr<Event>> events_;
   uint32_t num_streams_ = 0;

@@ -40,8 +40,10 @@ int device_of(CUcontext context) {
 
 thread_local lmswap::cuda::CaptureMode capture_mode = 0;  // of all threads' captures, as CUDA's threads begin
 
-// What CUDA calls unsafe while a thread captures a graph in the mode of torch's: it fails, and so does the capture.
+// What CUDA calls unsafe while a thread captures a graph in the mode of torch's: it fails, and so does the capture. A
+// context that contains a capturing stream cannot be waited for in any mode.
 bool breaks_capture(const char* symbol) {
+  if (symbol == std::string_view("cuCtxSynchronize")) return true;
   constexpr std::string_view kUnsafe[] = {"cuEventQuery",         "cuEventSynchronize",  "cuStreamQuery",
                                           "cuStreamSynchronize",  "cuMemAlloc_v2",       "cuMemFree_v2",
                                           "cuMemHostRegister_v2", "cuMemHostUnregister", "cuEventElapsedTime"};
@@ -162,6 +164,10 @@ DRIVER cuCtxPopCurrent_v2(CUcontext* context) {
   return call(__func__, [](System&) { return kSuccess; });  // its result is of earlier calls
 }
 
+DRIVER cuCtxSynchronize() {
+  return call_in_context(__func__, [](System& system) { return system.wait_device(current_device()); });
+}
+
 DRIVER cuCtxEnablePeerAccess(CUcontext peer, unsigned) {
   return call_in_context(__func__, [=](System& system) -> int {
     if (!system.has_context(device_of(peer)))
@@ -188,8 +194,9 @@ DRIVER cuMemHostUnregister(void* address) {
 DRIVER cuMemHostGetDevicePointer_v2(CUdeviceptr* found, void* address, unsigned) {
   return call_in_context(__func__, [=](System& system) -> int {
     if (!system.is_pinned(address)) return system.report("the device's address of pageable memory", kInvalidValue);
-    if (!system.is_mapped(address)) return system.report("the device's address of unmapped memory", kInvalidValue);
-    return *found = reinterpret_cast<CUdeviceptr>(address), kSuccess;
+    void* const device = system.device_address(address);
+    if (device == nullptr) return system.report("the device's address of unmapped memory", kInvalidValue);
+    return *found = reinterpret_cast<CUdeviceptr>(device), kSuccess;
   });
 }
 DRIVER cuMemAlloc_v2(CUdeviceptr* address, size_t nbytes) {
@@ -291,7 +298,8 @@ DRIVER cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* argument
 DRIVER cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags) {
   const auto run = [=](System& system) -> int {
     if (flags != lmswap::cuda::kWaitUntilAtLeast) return system.report("another wait for a value", kNotSupported);
-    return system.ignores_waits_of_the_driver ? kSuccess : system.wait_value(stream, at(address), value);
+    return system.ignores_waits_of_the_driver ? kSuccess
+                                              : system.wait_value(stream, system.host_address(at(address)), value);
   };
   return call_in_context(__func__, run, stream);
 }

@@ -151,7 +151,7 @@ RUNTIME cudaPointerGetAttributes(cudaPointerAttributes* found, const void* addre
   found->type = is_pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
   found->device = is_pinned ? 0 : cudaInvalidDeviceId;
   found->hostPointer = const_cast<void*>(address);
-  if (system.is_mapped(address)) found->devicePointer = found->hostPointer;
+  found->devicePointer = system.device_address(found->hostPointer);
   return cudaSuccess;
 }
 RUNTIME cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {

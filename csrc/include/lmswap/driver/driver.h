@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -33,6 +34,9 @@ struct DeviceAddress {
   uint64_t address;
 };
 
+/// @brief In pieces of this size the CUDA driver registers host memory: it fails on single ones of some hundred GiB.
+inline constexpr uint64_t kRegistrationBytes = 1 << 30;
+
 struct DeviceBytes {
   uint64_t free, total;
 };
@@ -47,6 +51,9 @@ class Driver {
 
   /// @return the handle of this device, for `DeviceAddress`
   [[nodiscard]] virtual DeviceHandle device() const = 0;
+
+  /// @return the number of this device in the program, as torch counts them; on the host driver 0
+  [[nodiscard]] virtual int number() const = 0;
 
   /// @brief Opens another device of the same kind, and enables copies between its memory and this one's: directly where
   /// the devices have peer access, else through host memory.
@@ -63,6 +70,18 @@ class Driver {
 
   /// @brief Grows memory of `allocate_host` in place, to `nbytes`; on failure it is unchanged.
   virtual void grow_host(void*, uint64_t) {}
+
+  /// @brief Allocates host memory as `allocate_host` does, of a fixed size, for tensors of the device: in one
+  /// registration, since a copy may be of all of a tensor, and CUDA refuses one that begins in one registration and
+  /// ends in another.
+  virtual void* allocate_addressable(uint64_t nbytes) { return allocate_host(nbytes, nbytes); }
+
+  /// @return the most bytes that tensors should share in memory of `allocate_addressable`
+  [[nodiscard]] virtual uint64_t registration_bytes() const { return std::numeric_limits<uint64_t>::max(); }
+
+  /// @return the address at which the device accesses a byte of host memory
+  virtual uint64_t device_address(const void* host) { return reinterpret_cast<uint64_t>(host); }
+
   virtual void free_host(void* pointer) noexcept = 0;
 
   /// @brief Allocates device memory, outside torch's allocator.
@@ -77,6 +96,12 @@ class Driver {
 
   /// @brief Blocks until all work queued on the stream has finished.
   virtual void synchronize_stream(StreamHandle stream) = 0;
+
+  /// @brief Blocks until all work that is queued on any stream of the device, the caller's too, has finished or failed.
+  /// On the host driver callers queue nothing. Errors are ignored: a device that has failed, or was shut down, runs
+  /// nothing more.
+  virtual void synchronize_device() noexcept {}
+
   virtual StreamId stream_id(StreamHandle stream) = 0;
 
   virtual EventHandle create_event() = 0;
@@ -128,8 +153,10 @@ class Driver {
 /// @brief Opens the CUDA driver; it uses the primary context of the device, as torch does.
 /// @param library name of libcuda for dlopen
 /// @param device number of the device
+/// @param registration_bytes size of the pieces in which host memory is registered; smaller for tests
 /// @throws DriverError if the library is missing or too old, or the device cannot be used
-std::shared_ptr<Driver> open_cuda_driver(const std::string& library, int device);
+std::shared_ptr<Driver> open_cuda_driver(const std::string& library, int device,
+                                         uint64_t registration_bytes = kRegistrationBytes);
 
 /// @brief Opens the driver over ordinary memory, whose streams are threads.
 /// @param faults faults of its allocations and copies

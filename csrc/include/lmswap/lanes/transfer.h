@@ -72,11 +72,11 @@ class Transfer {
   /// The copy out whose bytes this one reads, or the copy that it audits; the lane waits for it.
   std::shared_ptr<Transfer> source;
   bool is_ordered_after_source = false;  ///< `ready` is: the caller's stream has waited for the source
-  /// Copies that may still access the block for its previous holders; the lane waits for them.
+  /// Copies that may still access the block, for its previous holders or its own; the lane waits for them.
   std::vector<std::shared_ptr<Transfer>> dependencies;
 
-  /// Checksums that a copy out computes and its copies in verify; null: not compared. Of an audit that has landed,
-  /// those of the tier's bytes.
+  /// Checksums that a copy out computes and its copies in verify; null: not compared, as in host copies. Of an audit
+  /// that has landed, those of the tier's bytes.
   std::shared_ptr<Checksums> checksums;
   std::byte filler{0};  ///< the value that a fill writes
 

@@ -69,12 +69,15 @@ class TransferState {
   [[nodiscard]] bool was_waited_for() const;  ///< landed, and some stream has waited for it
   [[nodiscard]] bool has_landed() const;
 
+  /// @return whether it has ended, and some stream has waited for it or some wait has thrown its error
+  [[nodiscard]] bool is_known() const;
+
   [[nodiscard]] bool is_device_free() const;  ///< the device memory is no longer accessed
   [[nodiscard]] bool is_finished() const;     ///< neither the device memory nor the block is accessed
   [[nodiscard]] bool has_failed() const;
 
   /// @throws TransferError, BytesDiffer if the transfer failed
-  void check_not_failed() const;
+  void check_not_failed();
   [[nodiscard]] std::string error_text() const;
 
   /// @return when a finished transfer that did not fail ended, seconds of CLOCK_MONOTONIC
@@ -95,6 +98,7 @@ class TransferState {
   std::optional<BytesDiffer> difference_;
   double landed_seconds_ = 0;
   std::optional<StreamId> waited_by_;  // the last stream that was made to wait for it
+  bool has_thrown_ = false;
 };
 
 }  // namespace lmswap

@@ -24,9 +24,12 @@ class MemoryTier final : public Tier {
   MemoryTier(std::shared_ptr<Driver> driver, MemoryKind kind, std::shared_ptr<Driver> owner, uint64_t limit_bytes,
              const BandwidthLimiters& limiters);
   Lane& lane(Direction direction) override;
+  [[nodiscard]] bool is_addressable() const override { return kind_ == MemoryKind::kHost; }
 
  protected:
   std::shared_ptr<Storage> allocate(uint64_t nbytes) override;
+  std::shared_ptr<Storage> allocate_addressable(uint64_t nbytes) override;
+  [[nodiscard]] uint64_t max_together_bytes() const override { return owner_->registration_bytes(); }
   // Device memory is scarce, and allocated in no time.
   [[nodiscard]] uint64_t growth_bytes() const override { return kind_ == MemoryKind::kHost ? kGrowthBytes : 0; }
   [[nodiscard]] bool is_extended() const override { return kind_ == MemoryKind::kHost && owner_->host_memory_grows(); }

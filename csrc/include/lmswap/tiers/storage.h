@@ -24,6 +24,15 @@ class Storage {
   Storage& operator=(const Storage&) = delete;
   [[nodiscard]] uint64_t nbytes() const { return nbytes_; }
 
+  /// @return the address of the bytes, where they can be accessed in place; else null
+  [[nodiscard]] virtual std::byte* data() const { return nullptr; }
+
+  /// @brief Blocks until nothing that the caller has queued accesses the bytes in place. Errors are ignored.
+  virtual void wait_for_kernels() noexcept {}
+
+  /// @brief Gives the kernel what the process has mapped of bytes that lie elsewhere too.
+  virtual void trim() noexcept {}
+
   /// @brief Reads bytes into host memory; blocks. Nothing may write them meanwhile.
   /// @param target page-aligned memory of `Driver::allocate_host`, with room for whole pages
   /// @throws DriverError, TransferError if the bytes cannot be read
@@ -41,7 +50,7 @@ class Storage {
 };
 
 /// @brief Pinned host memory.
-class PinnedMemory final : public Storage {
+class PinnedMemory : public Storage {
  public:
   /// @param max_bytes the most that it may grow to, where the driver supports that; 0: it does not grow
   /// @throws DriverError if the memory cannot be allocated
@@ -50,7 +59,7 @@ class PinnedMemory final : public Storage {
         driver_(std::move(driver)),
         data_(static_cast<std::byte*>(driver_->allocate_host(nbytes, std::max(nbytes, max_bytes)))) {}
   ~PinnedMemory() override { driver_->free_host(data_); }
-  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::byte* data() const override { return data_; }
 
   /// @brief Grows in place; unchanged on failure.
   /// @throws DriverError if the memory cannot be extended
@@ -65,9 +74,29 @@ class PinnedMemory final : public Storage {
     std::memset(data_ + offset, std::to_integer<int>(value), nbytes);
   }
 
+ protected:
+  PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes, void* data)
+      : Storage(nbytes), driver_(std::move(driver)), data_(static_cast<std::byte*>(data)) {}
+  [[nodiscard]] Driver& driver() const { return *driver_; }
+
  private:
   std::shared_ptr<Driver> driver_;
   std::byte* data_;
+};
+
+/// @brief Pinned host memory for tensors of the device, which the caller's kernels access in place.
+class AddressableMemory final : public PinnedMemory {
+ public:
+  /// @throws DriverError if the memory cannot be allocated
+  AddressableMemory(const std::shared_ptr<Driver>& driver, uint64_t nbytes)
+      : PinnedMemory(driver, nbytes, driver->allocate_addressable(nbytes)) {}
+
+  /// @return whether the device addresses the bytes as the host does; a tensor has only one address
+  /// @throws DriverError if the device has no address for them
+  [[nodiscard]] bool has_one_address() const {
+    return driver().device_address(data()) == reinterpret_cast<uint64_t>(data());
+  }
+  void wait_for_kernels() noexcept override { driver().synchronize_device(); }
 };
 
 /// @brief Memory of a device: of the one that computes, or of a peer.

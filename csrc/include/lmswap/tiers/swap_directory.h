@@ -21,9 +21,10 @@ class SwapDirectory {
   SwapDirectory(const SwapDirectory&) = delete;
   SwapDirectory& operator=(const SwapDirectory&) = delete;
 
-  /// @brief Creates a file for direct I/O that only this user may open, and that has no name, or loses it at once.
+  /// @brief Creates a file that only this user may open, and that has no name, or loses it at once.
+  /// @param access O_DIRECT for direct I/O; 0: through the page cache
   /// @return its descriptor; negative on failure, with the reason in errno
-  [[nodiscard]] int open_unnamed() const;
+  [[nodiscard]] int open_unnamed(int access) const;
 
   [[nodiscard]] const std::string& path() const { return path_; }
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,8 @@ struct TierStats {
 /// stall the device. Elsewhere a larger slab replaces it, which is freed with its last block, and blocks that fit
 /// nowhere get further slabs. Capacity never exceeds the limit.
 ///
+/// Blocks that the caller accesses in place have slabs of their own, which no other block shares.
+///
 /// Not thread-safe: callers hold the engine's lock. `reserve` and `take` release the lock while they allocate storage,
 /// as pinning takes seconds, and hold it again when they return.
 class Tier {
@@ -56,6 +59,19 @@ class Tier {
   /// @param lock the engine's lock
   /// @throws TierError if there is no room, and no storage can be added
   Block take(uint64_t offset, uint64_t nbytes, std::unique_lock<std::mutex>& lock);
+
+  /// @return whether `take_together` is supported
+  [[nodiscard]] virtual bool is_addressable() const { return false; }
+
+  /// @brief Allocates blocks, page after page, in slabs of their own, whose storage has `data`. A slab has as many of
+  /// them as `max_together_bytes` allows, at least one; it is as large as they are, and freed with the last of them.
+  /// @param sizes of at least a byte each
+  /// @param lock the engine's lock
+  /// @throws TierError if the limit or the system forbids it; nothing is allocated then
+  std::vector<Block> take_together(const std::vector<uint64_t>& sizes, std::unique_lock<std::mutex>& lock);
+
+  /// @return the slabs of `take_together`
+  [[nodiscard]] std::vector<std::shared_ptr<Storage>> addressable() const;
 
   using Storages = std::vector<std::shared_ptr<Storage>>;
 
@@ -81,6 +97,13 @@ class Tier {
   /// @throws TierError if that fails
   virtual std::shared_ptr<Storage> allocate(uint64_t nbytes) = 0;
 
+  /// @brief Allocates storage that has `data`; called without the lock, if `is_addressable`.
+  /// @throws TierError if that fails
+  virtual std::shared_ptr<Storage> allocate_addressable(uint64_t /*nbytes*/) { return nullptr; }
+
+  /// @return the most bytes of several blocks in one `allocate_addressable`
+  [[nodiscard]] virtual uint64_t max_together_bytes() const { return std::numeric_limits<uint64_t>::max(); }
+
   /// @return the least to allocate for blocks that fit nowhere; 0: exactly what each block needs
   [[nodiscard]] virtual uint64_t growth_bytes() const { return 0; }
 
@@ -96,14 +119,18 @@ class Tier {
   struct Slab {
     std::shared_ptr<Storage> storage;
     Arena arena;
-    bool is_kept = false;      // the one for planned offsets; the others are freed with their last block
-    PendingTransfers pending;  // of released blocks, in the order of their release; some may have finished
+    bool is_kept = false;         // the one for planned offsets; the others are freed with their last block
+    PendingTransfers pending;     // of released blocks, in the order of their release; some may have finished
+    bool is_addressable = false;  // of `take_together`
   };
+  [[nodiscard]] std::vector<uint64_t> slab_sizes(const std::vector<uint64_t>& sizes) const;
   void check_limit(uint64_t more_bytes, uint64_t kept_bytes) const;
   Storages free_slabs();
   Slab& slab_of(const Block& block);
-  std::shared_ptr<Storage> make_storage(uint64_t nbytes);
+  std::shared_ptr<Storage> wiped(std::shared_ptr<Storage> storage) const;
   [[nodiscard]] bool has_kept() const { return !slabs_.empty() && slabs_.front().is_kept; }
+  [[nodiscard]] bool has_shared() const { return !slabs_.empty() && !slabs_.front().is_addressable; }
+  [[nodiscard]] uint64_t shared_bytes() const;
   std::optional<Block> find_room(uint64_t offset, uint64_t nbytes);
   void make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock);
   void add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock, Storages replaced = {});
@@ -116,7 +143,7 @@ class Tier {
 
   const std::string name_;
   const uint64_t limit_bytes_;
-  std::list<Slab> slabs_;                       // the kept one first
+  std::list<Slab> slabs_;                       // the kept one first, those of `take_together` last
   std::deque<TransferPointer> of_freed_slabs_;  // unfinished copies, which keep the storage of freed slabs allocated
   bool wipes_ = false;
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;

@@ -1,0 +1,31 @@
+/// @file
+/// @brief A private file whose bytes are accessed in place.
+#pragma once
+
+#include <memory>
+
+#include "lmswap/tiers/swap_file.h"
+
+namespace lmswap {
+
+/// @brief An unnamed file that is mapped: bytes are accessed through the page cache, in place or by requests.
+///
+/// Not by direct I/O, which is not coherent with mappings. A forked child shares the mapping: what it writes is seen
+/// here, and once the file is freed here, its accesses raise SIGBUS.
+class MappedFile final : public SwapFile {
+ public:
+  /// @throws TierError if the file cannot be created or mapped, or its space reserved
+  MappedFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults);
+  ~MappedFile() override;
+
+  [[nodiscard]] std::byte* data() const override { return data_; }
+  void trim() noexcept override;
+
+  void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) override;
+  void read(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) override;
+
+ private:
+  std::byte* data_;
+};
+
+}  // namespace lmswap
