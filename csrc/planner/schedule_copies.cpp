@@ -182,8 +182,10 @@ void CopyScheduler::add_shared(const IdleInterval& interval, int num_runs) {
   if (previous < 0 && is_persistent) tier_used_bytes_ += pages(nbytes);
   last_swap_[interval.version] = static_cast<int>(swaps_.size());
   const int earliest_out = may_have_copy ? interval.last_use + 1 : interval.last_write + 1;
+  const bool is_own_prefetch = step_.is_fetched(interval.buffer) && interval.next_use < num_runs;
+  const int earliest_in = is_own_prefetch ? schedule_->segment_start[segment_of_[interval.next_use]] : 0;
   swaps_.push_back({interval.version, interval.last_write, interval.last_use, interval.next_use, nbytes, earliest_out,
-                    interval.next_use, 0, true, true, is_persistent, interval.starts_offloaded,
+                    interval.next_use, earliest_in, true, true, is_persistent, interval.starts_offloaded,
                     interval.next_use == num_runs});
   min_bytes_[interval.last_use + 1] -= nbytes;
   min_bytes_[interval.next_use] += nbytes;

@@ -50,13 +50,19 @@ void Search::find_gaps() {
         if (!limits_.may_swap || step_.nbytes[buffer] < limits_.min_swap_bytes) continue;
         if (uses[0] == 0 && uses[k] + 1 == step_.num_ops()) continue;
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap));
-        if (uses[0] > 0) allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapNext));
+        if (uses[0] > 0 && !step_.is_fetched(buffer)) {
+          allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapNext));
+        }
+        if (step_.is_fetched(buffer)) fetched_.push_back(buffer);
         evictable_gaps_.push_back(gap);
         is_cyclic_ = true;
         continue;
       }
       const int next = is_tail ? -1 : step_.segment_of[uses[k + 1]];
-      if (limits_.may_swap && step_.nbytes[buffer] >= limits_.min_swap_bytes &&
+      // What is in use at both ends of a step cannot be swapped over its end.
+      const bool is_always_used =
+          step_.is_fetched(buffer) && uses[0] == 0 && uses[uses.size() - 1] + 1 == step_.num_ops();
+      if (limits_.may_swap && step_.nbytes[buffer] >= limits_.min_swap_bytes && !is_always_used &&
           (is_tail || step_.is_shared(buffer) || step_.can_pass(step_.segment_of[uses[k]], next))) {
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap) | bit(Action::kSwapAgain));
       }
@@ -110,7 +116,7 @@ bool Search::is_done() const {
 Search::Score Search::evaluate(const std::vector<Action>& actions, double max_seconds) {
   ++evaluations_;
   max_seconds *= 1 + 1e-9;  // sums in another order differ by rounding
-  if (!scheduler_.build(actions, max_seconds - compute_seconds_, schedule_)) {
+  if (!scheduler_.build(with_fetches(actions), max_seconds - compute_seconds_, schedule_)) {
     last_outcome_ = {kInfeasibleBytes, -1, 0, 0};
   } else {
     last_outcome_ = schedule_copies(max_seconds);
@@ -118,6 +124,18 @@ Search::Score Search::evaluate(const std::vector<Action>& actions, double max_se
   const Score score{last_outcome_.excess_bytes, last_outcome_.seconds};
   if (best_.actions.empty() || score < best_.score) best_ = {actions, score};
   return score;
+}
+
+// Swaps what is fetched over the step's end, too, where it is swapped in another gap.
+const std::vector<Action>& Search::with_fetches(const std::vector<Action>& actions) {
+  if (fetched_.empty()) return actions;
+  with_fetches_ = actions;
+  for (const int buffer : fetched_) {
+    const auto begin = with_fetches_.begin() + step_.first_gap[buffer],
+               end = with_fetches_.begin() + step_.end_gap(buffer);
+    if (std::any_of(begin, end, is_swap)) *end = Action::kSwap;
+  }
+  return with_fetches_;
 }
 
 // A third to a half of all schedules were evaluated before: different actions often give the same schedule.
@@ -159,7 +177,7 @@ SearchResult Search::build_result() {
   found.excess_bytes = best_.score.excess_bytes;
   found.fits = found.excess_bytes == 0;
   found.seconds = best_.score.seconds;
-  scheduler_.build(best_.actions, kAnySeconds, schedule_);
+  scheduler_.build(with_fetches(best_.actions), kAnySeconds, schedule_);
   const auto outcome = copy_scheduler_.schedule(schedule_, kAnySeconds, &found.swaps);
   if (!found.fits) {
     found.worst_op = schedule_.runs[outcome.worst_run].op;

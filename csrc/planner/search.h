@@ -70,6 +70,7 @@ class Search {
   }
   static constexpr double kAnySeconds = std::numeric_limits<double>::infinity();
   Score evaluate(const std::vector<Action>& actions, double max_seconds = kAnySeconds);
+  [[nodiscard]] const std::vector<Action>& with_fetches(const std::vector<Action>& actions);
   Outcome schedule_copies(double max_seconds);
   SearchResult build_result();
   void start();
@@ -92,6 +93,8 @@ class Search {
   Scheduler scheduler_;
   CopyScheduler copy_scheduler_;
   Schedule schedule_;
+  std::vector<int> fetched_;               // buffers
+  std::vector<Action> with_fetches_;       // the last result of the function
   std::vector<Mask> allowed_;              // by gap
   std::vector<int> buffer_of_;             // by gap
   std::vector<int> evictable_gaps_;        // gaps with a choice of actions, largest buffers first

@@ -61,6 +61,8 @@ enum class Lifetime : std::uint8_t {
   kToLastUse,   // from the op that makes it to its last use, always resident
   kSummed,      // as an activation, for every segment: can be swapped
   kPersistent,  // from step to step, for every segment: can be swapped, also over the step's end
+  kFetched,     // as a persistent one; if it is swapped, then over the step's end, too, and each segment prefetches its
+                // own
 };
 
 struct Segment {
@@ -92,7 +94,8 @@ struct Step {
   [[nodiscard]] int num_gaps() const { return first_gap.back(); }
   // Whether the segment of `from` can pass a buffer to that of `to`.
   [[nodiscard]] bool can_pass(int from, int to) const { return from == to || segments[to].forward == from; }
-  [[nodiscard]] bool is_persistent(int buffer) const { return lifetime[buffer] == Lifetime::kPersistent; }
+  [[nodiscard]] bool is_persistent(int buffer) const { return lifetime[buffer] >= Lifetime::kPersistent; }
+  [[nodiscard]] bool is_fetched(int buffer) const { return lifetime[buffer] == Lifetime::kFetched; }
   // Whether every segment can use it.
   [[nodiscard]] bool is_shared(int buffer) const { return lifetime[buffer] >= Lifetime::kSummed; }
   [[nodiscard]] bool is_swappable(int buffer) const {

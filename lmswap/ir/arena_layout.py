@@ -45,8 +45,9 @@ class ArenaLayout:
     arena_bytes: int
     results_bytes: int  # what the allocator reserves outside the arena, the previous step's results included
     small_bytes: int  # what it reserves for tensors that are too small for a slot
+    weight_bytes: int = 0  # of weights that stay resident beside it
 
     @property
     def total_bytes(self) -> int:
         """What the step reserves on the device."""
-        return self.arena_bytes + self.results_bytes + self.small_bytes
+        return self.arena_bytes + self.results_bytes + self.small_bytes + self.weight_bytes

@@ -11,13 +11,20 @@ MAX_BYTES = 2**46  # more than any machine has; sums over any program stay exact
 
 # What a budget counts, and from when, by the type of its device.
 COUNTED = {"cpu": "growth of resident memory since enable", "cuda": "all that torch reserves on the GPU"}
+_AND_PARAMETERS = "the model's parameters, and growth of resident memory since enable"
+
+
+def counted(device_type: str, *, parameters: bool = False) -> str:
+    """What the budget of a device counts, and from when; on a CPU the model's parameters only if they are placed."""
+    return _AND_PARAMETERS if device_type == "cpu" and parameters else COUNTED.get(device_type, "")
 
 
 @dataclass(frozen=True, slots=True)
 class FixedMemory:
     """What was in use before the step, what was reserved for later, and the margins that stay free.
 
-    ``device_type``, "cpu" or "cuda", says what the budget counts, see `COUNTED`; "" in files that do not say it.
+    ``device_type``, "cpu" or "cuda", says what the budget counts, see `COUNTED`; "" in files that do not say it. On a
+    CPU it counts parameters where plans place weights.
     """
 
     before_bytes: int = 0
@@ -29,23 +36,24 @@ class FixedMemory:
     optimizer_bytes: int = 0
     pending_optimizer_bytes: int = 0  # of what was reserved: for state that does not exist yet
     device_type: str = ""
+    counts_parameters: bool = False  # on a CPU; on a GPU always
 
     def __post_init__(self) -> None:
         if self.device_type not in ("", *COUNTED):
             raise CaptureError(f"device_type cannot be {self.device_type!r}")
-        for name in (field.name for field in fields(self) if field.name != "device_type"):
+        for name in (field.name for field in fields(self) if field.type == "int"):
             if not 0 <= getattr(self, name) <= MAX_BYTES:
                 raise CaptureError(f"{name} cannot be {getattr(self, name)}")
 
     @property
     def counted(self) -> str:
         """What the budget counts, and from when; "" where that is not known."""
-        return COUNTED.get(self.device_type, "")
+        return counted(self.device_type, parameters=self.counts_parameters)
 
     @property
     def uncounted_bytes(self) -> int:
         """Parameters that existed before a budget for growth, as on a CPU."""
-        return self.parameter_bytes if self.device_type == "cpu" else 0
+        return self.parameter_bytes if self.device_type == "cpu" and not self.counts_parameters else 0
 
     def total_bytes(self, *, is_unmoved: bool = False) -> int:
         """All of it, for a step that swaps or recomputes, or for one that does neither."""

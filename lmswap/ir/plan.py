@@ -85,6 +85,11 @@ class Swap:
         """Whether the buffer is non-resident at the end of a step of ``num_ops`` ops, and so at its start."""
         return self.release <= num_ops <= self.in_start
 
+    def fetch(self, num_ops: int) -> tuple[int, int]:
+        """``in_start`` and ``first_use`` as positions of the step of ``num_ops`` ops in which they are."""
+        start = self.in_start // num_ops * num_ops
+        return self.in_start - start, self.first_use - start
+
     def absences(self, num_ops: int) -> Iterator[tuple[int, int]]:
         """Yield the positions [start, stop) of a step of ``num_ops`` ops in which the buffer is non-resident."""
         if self.crosses_end(num_ops):

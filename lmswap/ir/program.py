@@ -206,6 +206,11 @@ class Program:
         """Whether buffers persist from step to step, so that the step ends as it began."""
         return any(buffer.is_persistent for buffer in self.buffers)
 
+    @cached_property
+    def only_reads_weights(self) -> bool:
+        """Whether no op writes a buffer that persists from step to step: host copies of weights stay valid."""
+        return not any(self.buffers[buffer].is_persistent for op in self.ops for buffer in op.writes)
+
     @property
     def fixed_memory(self) -> FixedMemory:
         """What else its budget counts; nothing where that is not known."""

@@ -6,6 +6,7 @@ timeline; `verify` checks a plan by independent code.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
@@ -19,6 +20,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.planner.baselines import plan_none, plan_swap_all
+from lmswap.planner.between_steps import without_weights_between_steps
 from lmswap.planner.bound.certify import budget_lower_bound, certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
 from lmswap.planner.explain import explain_plan
@@ -54,6 +56,7 @@ __all__ = [
     "check",
     "check_policy",
     "import_search",
+    "is_search_imported",
     "make_plan",
     "reprice",
     "simulate",
@@ -64,6 +67,11 @@ __all__ = [
 def import_search() -> None:
     """Imports what only steps that do not fit as they are need: scipy, which takes 0.4 s and 36 MiB."""
     from lmswap.planner.bound import price_lp  # noqa: F401
+
+
+def is_search_imported() -> bool:
+    """Whether what `import_search` imports is there."""
+    return "lmswap.planner.bound.price_lp" in sys.modules
 
 
 def check_policy(policy: object) -> None:
@@ -87,6 +95,7 @@ def make_plan(
     min_swap_bytes: int,
     link_share: float = PLANNED_LINK_SHARE,
     certificate: Certificate | None = None,
+    fetches_weights: bool = False,
     **parameters: int,
 ) -> Plan:
     """Plans one step of ``program`` and bounds the optimum; both are verified.
@@ -101,6 +110,7 @@ def make_plan(
         min_swap_bytes: smaller buffers are not swapped.
         link_share: copies are planned for a link of this share of its rate; the prediction is for the whole.
         certificate: that of the same step and budget, if known; else it is computed.
+        fetches_weights: weights that move are non-resident between steps, see `lmswap.planner.between_steps`.
         parameters: those of the policy, by name; see `lmswap.planner.tflms.plan_tflms`.
 
     Returns:
@@ -113,7 +123,7 @@ def make_plan(
         PlanInvalid: a bug in the policy.
     """
     check_policy(policy)
-    if program.is_cyclic and policy not in KEEP_WHAT_FITS:
+    if program.is_cyclic and policy not in KEEP_WHAT_FITS and not (policy == "swap_all" and program.only_reads_weights):
         raise OptionError(f"policy '{policy}' moves activations only; for weights use {', '.join(KEEP_WHAT_FITS)}")
     if len(costs.seconds) != len(program.ops) or len(costs.scratch_bytes) != len(program.ops):
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
@@ -126,13 +136,18 @@ def make_plan(
         machine.tier(tier),
         **limits,
         link_share=link_share,
+        fetches_weights=fetches_weights and program.only_reads_weights,
         target_seconds=certificate.seconds * (1 + _CLOSE_ENOUGH),
         min_budget=(0, 0) if isfinite(certificate.seconds) else budget_lower_bound(memory, link, min_swap_bytes),
     )
     known = _POLICIES[policy].__kwdefaults__ or {}
     if unknown := sorted(set(parameters) - set(known)):
         raise OptionError(f"policy '{policy}' has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-    return _explained(problem, _POLICIES[policy](problem, **parameters), certificate)
+    plan = _POLICIES[policy](problem, **parameters)
+    if problem.fetches_weights and (rested := without_weights_between_steps(plan, program)) is not plan:
+        predicted = problem.timeline(rested.swaps, rested.recomputes)
+        plan = replace(rested, predicted_seconds=predicted.seconds, predicted_peak_bytes=predicted.peak_bytes)
+    return _explained(problem, plan, certificate)
 
 
 def reprice(

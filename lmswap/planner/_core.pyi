@@ -6,7 +6,7 @@ class Step:
     """The ops of a step and their buffers; buffers that live outside the step are in no list.
 
     ``lifetime`` by buffer: 0 activation, 1 to the end of the step, 2 tangent, 3 resident to its last use, 4 summed
-    gradient, 5 persistent.
+    gradient, 5 persistent, 6 fetched: persistent, and non-resident between steps if it is swapped.
     ``segments`` are (start, stop, the forward segment of a backward one or -1).
     """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Host, Machine, Rate
-from lmswap.ir.plan import Plan
+from lmswap.ir.plan import Plan, SwapAction
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.ir.timeline import Lane, Timeline
@@ -165,7 +165,9 @@ def _op_times(
 
 def _host(runs: Schedule, plan: Plan, host: Host | None, host_seconds: Sequence[float | None]) -> Host | None:
     """``host``, scaled by its measured over predicted seconds in the segments where these are known."""
-    starts = [start for swap in plan.swaps for start in (swap.out_start, swap.in_start) if start is not None]
+    num_ops = len(runs.program.ops)
+    actions = (action for swap in plan.swaps for action in swap.actions(num_ops))
+    starts = [position for position, action in actions if action in (SwapAction.OUT_START, SwapAction.IN_START)]
     predicted = measured = 0.0
     for segment, seconds in zip(runs.program.segments, host_seconds, strict=True):
         if host is not None and seconds is not None:

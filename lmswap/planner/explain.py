@@ -73,9 +73,8 @@ class _Explainer:
         out_seconds, in_seconds = (rate.seconds(buffer.nbytes) for rate in (link.out_rate, link.in_rate))
         is_read_only = all(swap.out_start is None for swap in swaps)
         copies = f"copy {'' if is_read_only else f'{_ms(out_seconds)} out and '}{_ms(in_seconds)} in"
-        return f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{in_gaps}, {copies}, {exposed}; " + (
-            "it cannot be recomputed" if buffer.is_shared else self._instead_of_swap(self._producer[buffer.id])
-        )
+        sentence = f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{in_gaps}, {copies}, {exposed}"
+        return sentence if buffer.is_shared else f"{sentence}; {self._instead_of_swap(self._producer[buffer.id])}"
 
     def _instead_of_swap(self, producer: int) -> str:
         if self._repeatable[producer]:

@@ -32,6 +32,7 @@ class Problem:
     budget_bytes: int
     min_swap_bytes: int
     link_share: float = PLANNED_LINK_SHARE  # of the link's rate that copies are planned for
+    fetches_weights: bool = False  # those that move are non-resident between steps; they are only read
     prefetches_ahead: int = 0  # copies in that a search may queue behind the one that is under way
     target_seconds: float = 0.0  # plans at or below it are not improved further
     find_min_budget: bool = True  # PlanInfeasible carries the smallest budget that fits, which takes several searches

@@ -8,7 +8,7 @@ allocator use these slots.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -55,6 +55,8 @@ def pack_arena(
     residencies = _with_ambiguous_outside(
         _residencies(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held})
     )
+    moved = {swap.buffer for swap in plan.swaps}
+    kept_weights = (b for b in program.buffers if b.is_persistent and b.id not in moved)
     large = [residency for residency in residencies if residency.block.nbytes > SMALL_BYTES]
     inside, outside = (
         [residency for residency in large if bool(residency.num_held) == is_held] for is_held in (False, True)
@@ -64,14 +66,16 @@ def pack_arena(
     found: dict[tuple[int, int], list[Slot]] = defaultdict(list)
     for offset, residency in zip(offsets, [*inside, *outside], strict=True):
         found[residency.allocated].append(Slot(offset, slot_bytes(residency.block.nbytes)))
+    num_ops = len(memory.program.ops)
     for swap in plan.swaps:
-        found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
+        found.setdefault((_copy_in_moment(swap, num_ops), swap.buffer), [])
     openings = tuple(
         Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=_by_offset)))
-        for (moment, _), places in _in_order(found, plan.swaps)
+        for (moment, _), places in _in_order(found, plan.swaps, num_ops)
     )
     results_bytes = _results_bytes(outside) + _accumulated_bytes(memory)
-    return ArenaLayout(openings, packing.capacity_bytes, results_bytes, _small_bytes(residencies))
+    weight_bytes = sum(buffer.nbytes for buffer in kept_weights)
+    return ArenaLayout(openings, packing.capacity_bytes, results_bytes, _small_bytes(residencies), weight_bytes)
 
 
 def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes: int) -> int:
@@ -109,9 +113,12 @@ def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[Bu
     swaps_of: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(swaps, key=lambda swap: swap.release):
         swaps_of[swap.buffer].append(swap)
-    residencies = []
+    residencies: list[_Residency] = []
     for buffer, live_range in memory.ranges.items():
         kind, nbytes = program.buffers[buffer].kind, program.buffers[buffer].nbytes
+        if program.buffers[buffer].is_persistent:
+            residencies += _fetched(swaps_of[buffer], nbytes, len(program.ops))
+            continue
         if kind is BufferKind.TANGENT or not live_range.writes:
             continue
         start, allocated = _MOMENTS * live_range.start + _OP, (_MOMENTS * live_range.start + _OP, 0)
@@ -131,6 +138,17 @@ def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[Bu
             if op.target != LOSS and piece.result is None:
                 residencies.append(_Residency((start, 0), Block(start, start + 1, piece.nbytes), rank))
     return [residency for residency in residencies if residency.block.nbytes]
+
+
+def _fetched(swaps: Sequence[Swap], nbytes: int, num_ops: int) -> Iterator[_Residency]:
+    """Yield the residencies of a weight that is only read, and non-resident at the step's end; ``swaps`` by release."""
+    moments = sorted((_copy_in_moment(swap, num_ops), swap.buffer) for swap in swaps)
+    for (start, buffer), swap in zip(moments, swaps, strict=True):
+        yield _Residency((start, buffer), Block(start, _MOMENTS * swap.release, nbytes), 0)
+
+
+def _copy_in_moment(swap: Swap, num_ops: int) -> int:
+    return _COPY_IN + _MOMENTS * swap.fetch(num_ops)[0]
 
 
 def _with_ambiguous_outside(residencies: Sequence[_Residency]) -> list[_Residency]:
@@ -180,10 +198,10 @@ def _blocks(residencies: Sequence[_Residency]) -> list[Block]:
 
 
 def _in_order(
-    found: dict[tuple[int, int], list[Slot]], swaps: Sequence[Swap]
+    found: dict[tuple[int, int], list[Slot]], swaps: Sequence[Swap], num_ops: int
 ) -> list[tuple[tuple[int, int], list[Slot]]]:
     """By moment; prefetches of one moment in the order of the plan."""
-    rank = {(_COPY_IN + _MOMENTS * swap.in_start, swap.buffer): number for number, swap in enumerate(swaps)}
+    rank = {(_copy_in_moment(swap, num_ops), swap.buffer): number for number, swap in enumerate(swaps)}
     return sorted(found.items(), key=lambda item: (item[0][0], rank.get(item[0], 0)))
 
 

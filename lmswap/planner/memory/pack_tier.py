@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lmswap.ir.plan import Swap
+from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
 from lmswap.planner import _core
 
@@ -78,11 +78,22 @@ def _rounded(nbytes: int, unit_bytes: int) -> int:
     return -(-nbytes // unit_bytes) * unit_bytes
 
 
+def page_bytes(nbytes: int) -> int:
+    """``nbytes`` in whole pages of a tier."""
+    return _rounded(nbytes, PAGE_BYTES)
+
+
+def host_copy_bytes(program: Program, plan: Plan) -> int:
+    """Bytes of a tier that host copies of persistent buffers hold for good."""
+    moved = {swap.buffer for swap in plan.swaps}
+    return sum(page_bytes(b.nbytes) for b in program.buffers if b.is_persistent and b.id in moved)
+
+
 def assign_offsets(program: Program, swaps: Sequence[Swap]) -> tuple[tuple[Swap, ...], int]:
     """Assigns tier offsets to copies; returns the swaps with offsets, in their order, and the capacity.
 
     A range is held from a copy's out_start to the last first_use of the swaps that read it; that of a persistent
-    buffer for good.
+    buffer for good, above all others.
     """
     copies: list[list[Swap]] = []
     latest: dict[int, list[Swap]] = {}
@@ -92,20 +103,21 @@ def assign_offsets(program: Program, swaps: Sequence[Swap]) -> tuple[tuple[Swap,
             latest[swap.buffer] = []
             copies.append(latest[swap.buffer])
         latest[swap.buffer].append(swap)
-    blocks = [
-        Block(0, len(program.ops) + 1, buffer.nbytes)
-        if buffer.is_persistent
-        else Block(_start(copy[0]), copy[-1].first_use + 1, buffer.nbytes)
-        for copy in copies
-        for buffer in (program.buffers[copy[0].buffer],)
-    ]
-    packing = pack(blocks)
+    held = [copy for copy in copies if not program.buffers[copy[0].buffer].is_persistent]
+    for_good = [copy for copy in copies if program.buffers[copy[0].buffer].is_persistent]
+    packing = pack(
+        [Block(_start(copy[0]), copy[-1].first_use + 1, program.buffers[copy[0].buffer].nbytes) for copy in held]
+    )
+    offsets, capacity_bytes = [*packing.offsets], packing.capacity_bytes
+    for copy in for_good:
+        offsets.append(capacity_bytes)
+        capacity_bytes += page_bytes(program.buffers[copy[0].buffer].nbytes)
     placed = {
         swap: replace(swap, offset=offset)
-        for copy, offset in zip(copies, packing.offsets, strict=True)
+        for copy, offset in zip([*held, *for_good], offsets, strict=True)
         for swap in copy
     }
-    return tuple(placed[swap] for swap in swaps), packing.capacity_bytes
+    return tuple(placed[swap] for swap in swaps), capacity_bytes
 
 
 def _start(swap: Swap) -> int:

@@ -71,15 +71,18 @@ def _latest_in_starts(swaps: Sequence[Swap], spans: Sequence[Span], queued: Sequ
     ``queued`` is, by position, when its prefetches are queued.
     """
     starts = [*(span.start_seconds for span in _on(Lane.COMPUTE, spans)), queued[-1]]
-    queue = sorted(range(len(swaps)), key=lambda number: swaps[number].in_start)
+    num_ops = len(starts) - 1
+    fetches = [swap.fetch(num_ops) for swap in swaps]
+    queue = sorted(range(len(swaps)), key=lambda number: fetches[number])
     found = [swap.in_start for swap in swaps]
     next_start, next_position = starts[-1], len(starts)
     for number, copy in zip(reversed(queue), reversed([*_on(Lane.IN, spans)]), strict=True):
-        swap = swaps[number]
-        due = min(next_start, max(starts[swap.first_use], copy.end_seconds))
+        in_start, first_use = fetches[number]
+        due = min(next_start, max(starts[first_use], copy.end_seconds))
         next_start = max(due - copy.seconds, copy.start_seconds)
-        latest = max(swap.in_start, min(bisect_right(queued, next_start) - 1, swap.first_use))
-        found[number] = next_position = min(next_position, _between(swap.in_start, latest, share))
+        latest = max(in_start, min(bisect_right(queued, next_start) - 1, first_use))
+        next_position = min(next_position, _between(in_start, latest, share))
+        found[number] += next_position - in_start  # of the next step, where that fetches it
     return found
 
 
