@@ -7,6 +7,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -25,7 +26,15 @@ from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.log_output import set_up_logging
-from lmswap.module_checks import check_apart, check_module, one_device, parameters_of
+from lmswap.module_checks import (
+    alive_parameters,
+    check_apart,
+    check_module,
+    named_parameters,
+    one_device,
+    parameters_of,
+    target_device,
+)
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.runtime.ops import find_engine
@@ -33,6 +42,7 @@ from lmswap.session.diagnostics import warn
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
+from lmswap.session.weights import Parameters
 from lmswap.torch_compat.dynamo import OptimizedModule, backend_of, isolate_traces, running_backend
 from lmswap.torch_compat.modules import compiled_call, set_compiled_call
 from lmswap.torch_compat.versions import take_untested_notice
@@ -63,6 +73,8 @@ def enable(
     link: str | EmulatedLink | None = None,
     plan: str | PathLike[str] | None = None,
     together: bool = True,
+    weights: str = "auto",
+    device: str | torch.device | None = None,
     **unknown: Never,
 ) -> ModuleT:
     """Make ``model`` train within a byte budget; the training loop stays as it was.
@@ -110,6 +122,12 @@ def enable(
         together: with several processes of torchrun on this machine and torch.distributed initialized, they measure
             and plan together: all of them must then enable a model at this point, or each with ``together=False``.
             No collective is issued.
+        weights: "swap" lets plans place frozen parameters, too: those of at least ``min_swap_bytes`` that no longer fit
+            are non-resident, and are copied in when a graph reads them; a call without gradients is then captured and
+            planned as well, with all parameters. On a CPU the budget then counts the parameters. "keep": parameters
+            stay on the device. "auto": on a GPU "swap", as soon as a step does not fit otherwise; on a CPU "keep".
+        device: move the model there, a GPU, from the CPU: it may be larger than the device. Parameters of at least
+            ``min_swap_bytes`` go to host memory that the device reads, and ``weights`` is "swap".
         **unknown: refused; the error suggests the option that may have been meant.
 
     Returns:
@@ -141,6 +159,7 @@ def enable(
             link=link,
             plan=plan,
             together=together,
+            weights=weights,
         )
     except OptionError as error:
         raise error.with_traceback(None) from None  # the frames of the parser are of no use to the caller
@@ -151,9 +170,14 @@ def enable(
         gc.collect()  # unreferenced models in cycles: their memory would count as in use
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
-    device = one_device([*parameters, *model.buffers()])
+    lies_on = one_device([*parameters, *model.buffers()])
+    target = target_device(device, lies_on, options)
+    if target != lies_on:
+        options = replace(options, weights="swap")
     disable(model)
-    session = _make_session(type(model).__name__, options, device, parameters)
+    session = _make_session(type(model).__name__, options, target, partial(named_parameters, weakref.ref(model)))
+    if target != lies_on:
+        session.load(model)
     _guard_compile()
     if (given := compiled_call(model)) is not None:
         session.notes.append(
@@ -169,6 +193,9 @@ def enable(
 def disable(model: nn.Module) -> None:
     """Restore ``model`` as it was before `enable` and free its host memory and files; no effect if not enabled.
 
+    Swapped weights become resident; of those that cannot, it warns: the device has no room, or something beside the
+    model holds their memory.
+
     Args:
         model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``, which cannot be called
             afterwards; the module inside it can.
@@ -181,7 +208,10 @@ def disable(model: nn.Module) -> None:
         if isinstance(call := compiled_call(model), ModelCall):
             set_compiled_call(model, call.instead_of)
     UNCALLED_MODELS.discard(model)
-    session.close()
+    try:
+        session.restore_weights()
+    finally:
+        session.close()
 
 
 def report(model: nn.Module) -> Report:
@@ -349,8 +379,15 @@ def compile_backend(
     if session is None:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         parsed = Options.from_mapping(options or {})
+        if parsed.weights == "swap":
+            raise OptionError("weights='swap' needs lmswap.enable(model, ...), which knows the model's parameters")
         parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-        session = _make_session("compiled model", parsed, one_device(tensors), parameters)
+        session = _make_session(
+            "compiled model",
+            parsed,
+            one_device(tensors),
+            partial(alive_parameters, [weakref.ref(parameter) for parameter in parameters]),
+        )
         isolate_traces(backend)
         session.evict_with(backend)
         _compiled[backend] = session
@@ -363,7 +400,7 @@ def _refuse_closed(engine: int, *_: object) -> None:
     find_engine(engine)
 
 
-def _make_session(name: str, options: Options, device: torch.device, parameters: Sequence[nn.Parameter]) -> Session:
+def _make_session(name: str, options: Options, device: torch.device, parameters: Parameters) -> Session:
     session = Session(name, options, device, parameters)
     if session.verified is not None:
         _verified.append(session.verified)

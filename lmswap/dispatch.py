@@ -98,7 +98,7 @@ class ModelCall:
         if wrapped := torch_function_tensors(args, kwargs):
             return call_unwrapped(self, wrapped, args, kwargs)
         self._session.check_caller()
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or self._session.weights.is_managed):
             return self._call_without_gradients(args, kwargs)
         if not self._was_called:
             self._was_called = True

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lmswap.errors import OptionError
+from lmswap.options import Options
 from lmswap.torch_compat.dynamo import OptimizedModule
+from lmswap.torch_compat.modules import own_tensors
 
 
 def check_module(model: object) -> None:
@@ -63,6 +65,26 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
+def named_parameters(model: weakref.ref[nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the parameters of ``model`` by all of their names, while it exists; faster than its `named_parameters`."""
+    found: dict[str, nn.Parameter] = {}
+    left: list[tuple[str, nn.Module | None]] = [("", model())]
+    while left:
+        path, module = left.pop()
+        if module is None:
+            continue
+        parameters, _ = own_tensors(module)
+        found |= {path + name: each for name, each in parameters.items() if isinstance(each, nn.Parameter)}
+        left += [(f"{path}{name}.", inner) for name, inner in reversed(module._modules.items())]
+    return found
+
+
+def alive_parameters(references: Sequence[weakref.ref[nn.Parameter]]) -> dict[str, nn.Parameter]:
+    """Return those that exist, by numbers as names."""
+    alive = ((number, reference()) for number, reference in enumerate(references))
+    return {str(number): parameter for number, parameter in alive if parameter is not None}
+
+
 def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
     """Return the device of all ``tensors``; raise OptionError if they are on several, or on one not supported."""
     devices = {tensor.device for tensor in tensors}
@@ -72,3 +94,27 @@ def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise OptionError(f"lmswap works on CPU and CUDA devices, the model is on '{device}'")
     return device
+
+
+def target_device(requested: str | torch.device | None, lies_on: torch.device, options: Options) -> torch.device:
+    """Return the device that ``requested`` names, or else that of the model; raise OptionError if it cannot go there.
+
+    Only from the CPU, and only where the options allow for swapped weights.
+    """
+    if requested is None:
+        return lies_on
+    target = torch.device(requested)
+    if str(target) == "cuda":
+        target = torch.device("cuda", torch.cuda.current_device())
+    if target == lies_on:
+        return target
+    if lies_on.type != "cpu" or target.type != "cuda":
+        raise OptionError(
+            f"device={str(target)!r}: a model on {lies_on} cannot be moved there; from 'cpu' to a GPU it can"
+        )
+    if options.weights == "keep" or options.compiler != "fx" or options.tier not in ("auto", "host"):
+        raise OptionError(
+            f"device={str(target)!r} swaps weights, which needs weights='swap' or 'auto', compiler='fx' and "
+            f"tier='host'; not weights='{options.weights}', compiler='{options.compiler}' and tier='{options.tier}'"
+        )
+    return target

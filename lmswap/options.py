@@ -16,6 +16,7 @@ from lmswap.planner import check_policy
 
 TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
+WEIGHTS = ("auto", "keep", "swap")
 NEEDS_GRAPHS = ("recompute",)  # policies
 
 always_verify = False  # set by `lmswap verify`, which overrides the script
@@ -43,6 +44,7 @@ class Options:
     link: EmulatedLink | None
     plan: str | None = None  # the file to follow
     together: bool = True
+    weights: str = "auto"
     budget_unit: tuple[str, int] = ("MiB", 2**20)  # of the budget as given, for messages on it
 
     @property
@@ -65,6 +67,7 @@ class Options:
         link: str | EmulatedLink | None = None,
         plan: str | PathLike[str] | None = None,
         together: bool = True,
+        weights: str = "auto",
     ) -> Options:
         """Validate every argument.
 
@@ -73,6 +76,7 @@ class Options:
         """
         tier, peer = _tier_and_peer(tier)
         check_names(policy, tier, compiler)
+        check_weights(weights, compiler, tier)
         for name, given in (("verify", verify), ("wipe", wipe), ("together", together)):
             if not isinstance(given, bool):
                 raise OptionError(f"{name} must be True or False, not {given!r}")
@@ -107,6 +111,7 @@ class Options:
             link=EmulatedLink.parse(link) if isinstance(link, str) else link,
             plan=None if plan is None else fspath(plan),
             together=together,
+            weights=weights,
             budget_unit=unit_of(budget),
         )
 
@@ -156,6 +161,16 @@ def check_names(policy: str, tier: str, compiler: str) -> None:
     _one_of("compiler", compiler, COMPILERS)
     if compiler == "eager" and policy in NEEDS_GRAPHS:
         raise OptionError(f"policy '{policy}' recomputes tensors, which needs graphs; compiler='eager' has none")
+
+
+def check_weights(weights: str, compiler: str, tier: str) -> None:
+    """Raise OptionError if ``weights`` is unknown, or excludes one of the others."""
+    _one_of("weights", weights, WEIGHTS)
+    if weights == "swap" and (compiler != "fx" or tier not in ("auto", "host", "disk")):
+        raise OptionError(
+            f"weights='swap' needs compiler='fx', whose graphs fetch weights, and a tier that the device reads in "
+            f"place, 'host' or 'disk'; not compiler='{compiler}' and tier='{tier}'"
+        )
 
 
 def _one_of(what: str, given: object, known: tuple[str, ...]) -> None:

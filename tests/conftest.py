@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,9 @@ def pytest_runtest_makereport(item, call):
         import lmswap
         from lmswap import api
 
-        for model in [*api._sessions]:
-            lmswap.disable(model)
+        with warnings.catch_warnings(action="ignore"):  # of weights that something still holds
+            for model in [*api._sessions]:
+                lmswap.disable(model)
     return report
 
 

@@ -22,7 +22,8 @@ from lmswap.errors import CaptureError
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.runtime.codegen import SegmentGraph, gather_projections, is_projection, value_of
 from lmswap.runtime.rng import state_of
-from lmswap.torch_compat.aot_autograd import gradients, tangents
+from lmswap.torch_compat.aot_autograd import gradients as gradient_outputs
+from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 from lmswap.torch_compat.tensors import storage_id
@@ -46,6 +47,7 @@ def lower_training(
     num_user_outputs: int,
     parameters: Mapping[int, str],
     name: str,
+    weights: Collection[str] = (),
     is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
     """Lower the two graphs of a partition.
@@ -56,13 +58,14 @@ def lower_training(
         num_user_outputs: leading outputs of ``forward`` that are returned to the caller.
         parameters: names of forward inputs that are the model's own, by position.
         name: of the program.
+        weights: names of parameters that the plan may place, unless the graphs write or differentiate them.
         is_deterministic: whether an op's results are bitwise identical in each execution.
 
     Raises:
         CaptureError: a graph has a node that cannot be lowered, or a dynamic size.
     """
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
-    return _lower(graphs, parameters, name, is_deterministic)
+    return _lower(graphs, parameters, name, weights, is_deterministic)
 
 
 def lower_inference(
@@ -70,10 +73,12 @@ def lower_inference(
     *,
     parameters: Mapping[int, str],
     name: str,
+    weights: Collection[str] = (),
     is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
     """Lower a graph without backward; see `lower_training`."""
-    return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name, is_deterministic)
+    graphs = (SegmentGraph(graph, "inference", len(_outputs(graph))),)
+    return _lower(graphs, parameters, name, weights, is_deterministic)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -121,6 +126,7 @@ def _lower(
     graphs: tuple[SegmentGraph, ...],
     parameters: Mapping[int, str],
     name: str,
+    weights: Collection[str],
     is_deterministic: Callable[[fx.Node], bool],
 ) -> Lowered:
     lowering = _Lowering(is_deterministic)
@@ -134,6 +140,10 @@ def _lower(
     inputs = graphs[0].module.graph.find_nodes(op="placeholder")
     for position, parameter in parameters.items():
         lowering.names[graphs[0].buffer_of[inputs[position]]] = parameter
+    gradients = _gradients(graphs, parameters)
+    own = {graphs[0].buffer_of[inputs[position]] for position, given in parameters.items() if given in weights}
+    for buffer in own - {parameter for parameter, _ in gradients} - {b for op in lowering.ops for b in op.writes}:
+        kinds[buffer] = BufferKind.WEIGHT
     segments, start = [], 0
     for graph in graphs:
         segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
@@ -144,7 +154,7 @@ def _lower(
         buffers=tuple(Buffer(i, nbytes, kinds[i], lowering.names[i]) for i, nbytes in enumerate(lowering.nbytes)),
         values=tuple(lowering.values),
         segments=tuple(segments),
-        gradients=_gradients(graphs, parameters),
+        gradients=gradients,
     )
     return Lowered(program, graphs)
 
@@ -290,7 +300,7 @@ def _gradients(graphs: Sequence[SegmentGraph], parameters: Collection[int]) -> t
     return tuple(
         (inputs[differentiated], backward.buffer_of[node])
         for backward in others
-        for node, differentiated in gradients(backward.module.graph)
+        for node, differentiated in gradient_outputs(backward.module.graph)
         if differentiated in inputs and node in backward.buffer_of
     )
 

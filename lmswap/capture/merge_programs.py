@@ -105,8 +105,14 @@ def graph_plan(merged: MergedPrograms, plan: Plan, graph: int, program: Program)
         for recompute in plan.recomputes
         if step.segment_of(recompute.op).graph == graph
     )
-    runs = schedule(step, plan.recomputes)
-    in_schedule = _own_positions(runs.program, graph, schedule(program, recomputes).program)
+    runs, own_runs = schedule(step, plan.recomputes), schedule(program, recomputes)
+    in_schedule = _own_positions(runs.program, graph, own_runs.program)
+    num_ops, num_own = len(runs.program.ops), len(own_runs.program.ops)
+
+    def in_cycle(position: int) -> int:
+        """As ``in_schedule``, of a position of this step or the next."""
+        return in_schedule(position) if position < num_ops else in_schedule(position - num_ops) + num_own
+
     of_program = range(shift, shift + len(program.buffers))
     # Both schedules number the program's buffers first and then the recomputed ones in order of execution.
     of_schedule = [buffer for buffer, origin in enumerate(runs.buffers) if origin in of_program]
@@ -117,8 +123,8 @@ def graph_plan(merged: MergedPrograms, plan: Plan, graph: int, program: Program)
             buffer=own[swap.buffer],
             out_start=None if swap.out_start is None else in_schedule(swap.out_start),
             release=in_schedule(swap.release),
-            in_start=in_schedule(swap.in_start),
-            first_use=in_schedule(swap.first_use),
+            in_start=in_cycle(swap.in_start),
+            first_use=in_cycle(swap.first_use),
         )
         for swap in plan.swaps
         if swap.buffer in own

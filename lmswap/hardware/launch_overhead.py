@@ -38,7 +38,7 @@ def measure_host(device: torch.device, tier: str, where: str) -> Host:
     from lmswap.runtime.tiers import open_tier
 
     native = _C.Engine(driver="cuda", device=device.index or 0)
-    engine = SwapEngine(device, native, device_memory(device), describe=lambda buffer: (str(buffer), ""))
+    engine = SwapEngine(device, native, device_memory(device), tier=tier, describe=lambda buffer: (str(buffer), ""))
     small = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
     try:
         open_tier(native, tier, _ROUND_TRIPS * _COPY_BYTES, where)

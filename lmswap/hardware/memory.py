@@ -57,6 +57,12 @@ class DeviceMemory(Protocol):
     def uncounted(self) -> AbstractContextManager[None]:
         """Context in which the process may grow without counting against the budget; not on CUDA, where all counts."""
 
+    def count(self, nbytes: int) -> None:
+        """Counts memory that the process had before, as if it had grown by it, trims, and restarts the peaks.
+
+        On CUDA all counts anyway.
+        """
+
     def min_counted_bytes(self) -> int:
         """Smallest tensor that `used_tensor_bytes` counts: memory of smaller ones remains in use for later ones."""
 
@@ -187,6 +193,11 @@ class CudaMemory:
     def uncounted(self) -> AbstractContextManager[None]:  # noqa: D102
         return nullcontext()
 
+    def count(self, nbytes: int) -> None:  # noqa: D102
+        self.trim()
+        self.reset_peak()
+        self.lap_peaks(restart=True)
+
     def min_counted_bytes(self) -> int:  # noqa: D102
         return 0
 
@@ -295,6 +306,12 @@ class CpuMemory:
             finally:
                 self.trim()
                 self._base_bytes += max(0, resident_bytes() - before_bytes)
+
+    def count(self, nbytes: int) -> None:  # noqa: D102
+        self._base_bytes -= nbytes
+        self.trim()
+        self.reset_peak()
+        self.lap_peaks(restart=True)
 
     def min_counted_bytes(self) -> int:  # noqa: D102
         return _HEAP_THRESHOLD_BYTES

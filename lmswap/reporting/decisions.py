@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import Op, Program
+from lmswap.ir.program import BufferKind, Op, Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Timeline
 from lmswap.reporting.resident_intervals import resident_intervals
@@ -16,8 +16,9 @@ from lmswap.reporting.resident_intervals import resident_intervals
 class BufferDecision:
     """The action for one buffer. Operators are those of the traced step; lines are the user's, "" where unknown.
 
-    ``resident``: intervals on the device in seconds, () without a prediction. ``clock`` names their timeline:
-    "measured" where a step has run as planned, else "predicted".
+    ``is_weight``: a parameter that the plan places; it exists between steps. ``resident``: intervals on the device in
+    seconds, () without a prediction. ``clock`` names their timeline: "measured" where a step has run as planned, else
+    "predicted".
     """
 
     buffer: int
@@ -29,6 +30,7 @@ class BufferDecision:
     last_used_by: str
     last_used_at: str
     reason: str
+    is_weight: bool = False
     resident: tuple[tuple[float, float], ...] = ()
     clock: str = ""
 
@@ -44,7 +46,7 @@ def buffer_decisions(
 ) -> tuple[BufferDecision, ...]:
     """Return one decision for each buffer that the step allocates, in the program's order.
 
-    Parameters and inputs are omitted: they live outside the step, and no plan can swap them.
+    Inputs and parameters that no plan places are omitted: they live outside the step.
     """
     decisions = schedule(program, plan.recomputes).decisions(plan)
     resident, clock = resident_intervals(program, plan, predicted, measured) if predicted is not None else ({}, "")
@@ -69,6 +71,7 @@ def buffer_decisions(
             reason=plan.reasons.get(buffer.id, "")
             .removeprefix(f"{decisions[buffer.id]}: ")
             .removeprefix(f"{format_bytes(buffer.nbytes)} "),
+            is_weight=buffer.kind is BufferKind.WEIGHT,
             resident=resident.get(buffer.id, ()),
             clock=clock,
         )

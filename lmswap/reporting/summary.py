@@ -62,7 +62,7 @@ def _both(write: Callable[[Any], str], predicted: float | None, measured: float 
 def _saved_bytes(step: StepFigures) -> int | None:
     """Return by how much the measured peak is below that without a plan; None where nothing is saved."""
     peak_bytes, unplanned_bytes = step.measured_peak_bytes, step.unplanned_peak_bytes
-    has_moved = step.swapped_out_bytes or step.recomputed_bytes
+    has_moved = step.swapped_out_bytes or step.swapped_in_bytes or step.recomputed_bytes
     if step.verified is not None or not has_moved or peak_bytes is None or unplanned_bytes is None:
         return None
     return unplanned_bytes - peak_bytes if peak_bytes < unplanned_bytes else None
@@ -95,16 +95,23 @@ def _state(step: StepFigures) -> str:
             else f"the whole step fits the budget of {format_bytes(step.budget_bytes)} as it is"
         )
         return f"Swapping is off (policy '{step.policy}'): {why}."
-    planned = (
-        f"policy '{step.policy}' swaps {format_bytes(sum(row.nbytes for row in swapped))} "
-        f"({len(swapped)} of {len(step.decisions)} buffers) to the {step.tier} tier"
-        + (f" and recomputes {recomputed_bytes} ({len(recomputed)})" if recomputed else "")
+    planned = f"policy '{step.policy}' swaps {' and '.join(_swapped(step))} to the {step.tier} tier" + (
+        f" and recomputes {recomputed_bytes} ({len(recomputed)})" if recomputed else ""
     )
     if step.swapped_out_bytes is None:
         return f"Swapping is planned, not yet run: {planned}."
-    if step.swapped_out_bytes == 0:
+    if step.swapped_out_bytes == 0 and step.swapped_in_bytes == 0:
         return f"Swapping did NOT happen in step {step.step}, although {planned}."
     return f"Swapping is on: {planned}."
+
+
+def _swapped(step: StepFigures) -> Iterator[str]:
+    """Yield what the plan swaps: bytes and number of buffers, weights apart."""
+    for is_weight, what in ((False, "buffers"), (True, "weights")):
+        rows = [row for row in step.decisions if row.is_weight is is_weight]
+        swapped = [row for row in rows if row.decision is Decision.SWAP]
+        if swapped:
+            yield f"{format_bytes(sum(row.nbytes for row in swapped))} ({len(swapped)} of {len(rows)} {what})"
 
 
 def _unplanned_state(step: StepFigures) -> str:

@@ -10,6 +10,13 @@ Each swap becomes up to four ops (lmswap.runtime.ops)::
 Between graphs the token represents the buffer: it replaces every value of that buffer among the forward's saved outputs
 and the backward's inputs. Where the backward waits for a copy out that the forward has queued, one of these values is
 passed along with the token, and holds the memory until then.
+
+A weight has a host copy for good, in which the graph's own input lies; it is only copied in::
+
+    flat = weight_in_start(weight)          memory is taken, the copy in is queued
+    ready = weight_in_wait(flat, weight)    compute waits for it; views are rebuilt from its bytes
+
+What a graph returns, or saves over a gap in which the weight is non-resident, are views of the input itself.
 """
 
 from __future__ import annotations
@@ -25,9 +32,9 @@ from torch import fx
 
 from lmswap.errors import PlanInvalid
 from lmswap.ir.plan import Plan, Swap, SwapAction
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import Schedule
-from lmswap.rewrite.views import users_from, view_of
+from lmswap.rewrite.views import geometry, users_from, view_of
 from lmswap.runtime import ops
 from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_whole
 
@@ -62,7 +69,16 @@ def insert_swaps(
     last_uses = _last_uses(program, plan)
     for number, swap in enumerate(plan.swaps):
         before = segments.index(program.segment_of(last_uses[number]))
-        after = segments.index(program.segment_of(swap.first_use))
+        after = segments.index(program.segment_of(swap.first_use % len(program.ops)))
+        if program.buffers[swap.buffer].kind is BufferKind.WEIGHT:
+            for editor in editors:
+                editor.weights.add(swap.buffer)
+            if before != after or swap.first_use >= len(program.ops):
+                editors[before].left_weights.add(swap.buffer)
+            for position, kind in swap.actions(len(program.ops)):
+                if kind in {SwapAction.IN_START, SwapAction.FIRST_USE}:
+                    actions[after].append(_SwapEvent(position, kind, number))
+            continue
         is_released_later = swap.out_start is not None and swap.release > segments[before].stop
         leaving = {SwapAction.OUT_START} if is_released_later else {SwapAction.OUT_START, SwapAction.RELEASE}
         for position, kind in swap.actions(len(program.ops)):
@@ -97,6 +113,8 @@ class _SwapInserter:
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
         self._sources: dict[int, fx.Node] = {}  # the node that an unfinished copy out reads
         self._incoming: dict[int, fx.Node] = {}
+        self.weights: set[int] = set()  # buffers that are copied in from the graph's own inputs
+        self.left_weights: set[int] = set()  # of these, non-resident at the graph's end
         self._values: dict[int, list[fx.Node]] = {}
         for node, buffer in graph.buffer_of.items():
             self._values.setdefault(buffer, []).append(node)
@@ -145,6 +163,8 @@ class _SwapInserter:
             PlanInvalid: an op reads a value of a buffer that arrives as a token.
         """
         self._replace_saved_outputs()
+        if self.weights:
+            self._return_own_weights()
         for buffer in self._received:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
                 users = [user for user in node.users if user.target is not ops.swap_out_wait]
@@ -176,15 +196,26 @@ class _SwapInserter:
     def _in_start(self, swap: Swap) -> None:
         example: torch.Tensor = self._values[swap.buffer][0].meta["val"]
         nbytes = int(example.untyped_storage().nbytes())
-        name = self._names[swap.buffer]
-        arguments = (self._tokens[swap.buffer], self.engine, name, nbytes, example.device)
+        start: Any = ops.swap_in_start
+        where: tuple[int, ...] = ()
+        if swap.buffer in self.weights:
+            start, source = ops.weight_in_start, self._own_weight(swap.buffer)
+            where = (int(source.meta["val"].storage_offset()) * source.meta["val"].element_size(),)
+        else:
+            source = self._tokens[swap.buffer]
+        arguments = (source, self.engine, self._names[swap.buffer], nbytes, *where, example.device)
         self._incoming[swap.buffer] = self._call(
-            ops.swap_in_start, arguments, self.graph.fake((nbytes,), torch.uint8, example.device)
+            start, arguments, self.graph.fake((nbytes,), torch.uint8, example.device)
         )
 
     def _first_use(self, swap: Swap, anchor: fx.Node) -> None:
         flat = self._incoming.pop(swap.buffer)
-        ready = self._call(ops.swap_in_wait, (flat, self._tokens[swap.buffer], self.engine), flat.meta["val"])
+        wait, source = (
+            (ops.weight_in_wait, self._own_weight(swap.buffer))
+            if swap.buffer in self.weights
+            else (ops.swap_in_wait, self._tokens[swap.buffer])
+        )
+        ready = self._call(wait, (flat, source, self.engine), flat.meta["val"])
         for node in [node for node in self._values[swap.buffer] if node < anchor]:
             later = users_from(node, anchor)
             if later:
@@ -195,6 +226,34 @@ class _SwapInserter:
             if node.target is ops.view_bytes and not node.users:  # it would read released memory
                 self._values[swap.buffer].remove(node)
                 self.graph.drop(node)
+
+    def _own_weight(self, buffer: int) -> fx.Node:
+        """Return the first input that lies in the host copy of ``buffer``."""
+        inputs = [node for node in self._values.get(buffer, []) if node.op == "placeholder"]
+        if not inputs:
+            raise PlanInvalid("saved values", f"the {self.graph.phase} graph does not receive it", buffer=buffer)
+        return min(inputs)
+
+    def _return_own_weights(self) -> None:
+        """Return to the caller, and save where they leave, weights as they are outside of the step."""
+        output = self.graph.output
+        buffer_of = {node: buffer for buffer in self.weights for node in self._values.get(buffer, [])}
+        returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        for position, node in enumerate(returned):
+            buffer = buffer_of.get(node)
+            is_saved = position >= self.graph.num_user_outputs
+            if buffer is not None and not (is_saved and buffer not in self.left_weights):
+                returned[position] = self._own_view(buffer, node)
+        output.args = (tuple(returned),)
+
+    def _own_view(self, buffer: int, node: fx.Node) -> fx.Node:
+        """Return a value like ``node`` on the memory of the graph's own input."""
+        alike = [n for n in self._values[buffer] if n.op == "placeholder" and geometry(n) == geometry(node)]
+        if alike:
+            return min(alike)
+        weight = self._own_weight(buffer)
+        with self.graph.fx_graph.inserting_before(self.graph.output):
+            return view_of(weight, node, origin=weight.meta["val"])
 
     def _holders(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
         """Yield nodes with the buffer's bytes at ``anchor``: latest copy in first, then whole values, then views."""

@@ -16,9 +16,15 @@ def geometry(value: fx.Node) -> tuple[Any, ...]:
     return *place, tensor.is_conj(), tensor.is_neg()
 
 
-def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
-    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``."""
-    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *geometry(value)))
+def view_of(storage: fx.Node, value: fx.Node, *, origin: Any = None) -> fx.Node:
+    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``.
+
+    ``origin`` is the traced tensor of ``storage`` if that is itself a view, which may begin within its memory.
+    """
+    dtype, size, stride, offset, *flags = geometry(value)
+    if origin is not None:  # offsets count from the first byte of ``storage``
+        offset -= origin.storage_offset() * origin.element_size() // dtype.itemsize
+    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, dtype, size, stride, offset, *flags))
     view.meta.update(value.meta)
     return view
 

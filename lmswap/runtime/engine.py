@@ -12,6 +12,7 @@ import torch
 from lmswap.errors import BytesChanged, BytesDiffer, OptionError
 from lmswap.runtime import _C, ops
 from lmswap.runtime.arena import Arena
+from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.recorder import Recorder, TensorMemory
 from lmswap.runtime.streams import Streams
 from lmswap.torch_compat.tensors import from_dlpack
@@ -60,21 +61,24 @@ class SwapEngine:
         native: _C.Engine,
         memory: TensorMemory,
         *,
+        tier: str,
         describe: Describe,
         audit: TransferAudit | None = None,
         arena: Arena | None = None,
     ) -> None:
-        """``arena``: where swap-ins are allocated, if the plan has offsets for them."""
+        """``tier`` keeps host copies. ``arena``: where swap-ins are allocated, if the plan has offsets for them."""
         self.device, self.native = device, native
-        self._describe = describe
+        self._describe, self._tier = describe, tier
         self._audit = audit
         self.number, self._process, self._is_closed = next(_numbers), os.getpid(), False
         self.arena = arena
         self._in_flight: dict[int, torch.Tensor] = {}  # by transfer: the tensor that it reads or writes
         self._starting: dict[int, torch.Tensor] = {}  # by id, until the number of the transfer is known
         self._swap_in_of: dict[int, int] = {}  # by handle: the transfer of its swap-in
+        self._weight_in_of: dict[int, tuple[int, int]] = {}  # by address of its target: handle, transfer
         self.streams = Streams(device)
         self._stream = self.streams.current
+        self.host_copies = HostCopies(native, tier, device, self._stream)
         self.recorder = Recorder(native, memory, self._stream)
         ops.ENGINES[self.number] = self
 
@@ -168,6 +172,49 @@ class SwapEngine:
         if self._audit is not None:
             self._audit.in_waited(handle, transfer, flat)
 
+    def weight_in_start(self, weight: torch.Tensor, buffer: int, nbytes: int, offset: int) -> torch.Tensor:
+        """Allocate device memory, queue the swap-in of the storage of ``weight``, and return the memory, as uint8.
+
+        A weight that its owner has replaced is copied from where it is.
+
+        Args:
+            weight: lies in its host copy.
+            buffer: the number in records.
+            nbytes: of the storage, as traced.
+            offset: of the weight in it, in bytes, as traced.
+        """
+        storage, begin = weight.untyped_storage(), weight.storage_offset() * weight.element_size() - offset
+        handle = self.host_copies.find(storage)
+        if self.arena is not None:
+            self.arena.open_next()
+        flat = _unfilled(nbytes, self.device)
+        address = flat.data_ptr()
+        self._weight_in_of.pop(address, None)  # of a step that raised
+        if handle is None or begin != 0 or storage.nbytes() != nbytes:
+            self.host_copies.num_missed += 1
+            whole = torch.empty(0, dtype=torch.uint8, device=weight.device).set_(storage)
+            first, last = max(0, begin), min(storage.nbytes(), begin + nbytes)
+            flat[first - begin : last - begin].copy_(whole[first:last])
+            return flat
+        self._starting[id(flat)] = flat
+        transfer = self.native.in_start(buffer, handle, address, nbytes, self._stream())
+        self._in_flight[transfer] = flat
+        self._starting.pop(id(flat), None)
+        self._weight_in_of[address] = handle, transfer
+        self.recorder.sample_memory()
+        return flat
+
+    def weight_in_done(self, flat: torch.Tensor) -> None:
+        """Make compute wait for the bytes in ``flat``, which `weight_in_start` returned.
+
+        Raises:
+            TransferError: the copy failed.
+        """
+        started = self._weight_in_of.pop(flat.data_ptr(), None)
+        if started is not None:
+            self.native.in_done(*started, self._stream())
+            self._in_flight.pop(started[1], None)
+
     def check_async_errors(self) -> None:
         """Raise, at the end of a segment, errors of swap-ins that `in_done` could not see: it waits for no disk read.
 
@@ -185,6 +232,8 @@ class SwapEngine:
 
     def begin_step(self) -> None:
         """Begin a step on the current stream."""
+        if self.host_copies:
+            self.recorder.note_tier_bytes(self.native.tier_stats(self._tier).used_bytes)
         if self.arena is not None:
             self.arena.begin_step()
 
@@ -199,13 +248,17 @@ class SwapEngine:
         Errors of that step's copies are discarded.
         """
         self.native.forget_unconfirmed()
-        if not (self._in_flight or self._starting or self._swap_in_of or self._audit):
+        self.host_copies.trim()
+        if not (self._in_flight or self._starting or self._swap_in_of or self._weight_in_of or self._audit):
             return
         # Iterate over copies: another thread may begin or end transfers.
         for transfer in filter(self.native.is_finished, list(self._in_flight)):
             self._in_flight.pop(transfer, None)
         if self._starting and self.native.is_idle():
             self._starting.clear()
+        for address, (_, transfer) in list(self._weight_in_of.items()):
+            if self.native.is_finished(transfer):
+                self._weight_in_of.pop(address, None)
         # Hooks may wait, after this, for a swap-in that ended before it.
         for handle in list(self._swap_in_of):
             if not self._is_live(handle):
@@ -238,6 +291,8 @@ class SwapEngine:
         self._in_flight.clear()
         self._starting.clear()
         self._swap_in_of.clear()
+        self._weight_in_of.clear()
+        self.host_copies.close()
         self.close_arena()
 
 

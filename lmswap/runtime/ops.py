@@ -33,6 +33,8 @@ _SCHEMAS = (
     "swap_in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # By the alias annotations no copy is made: the result shares the swapped-in memory.
     "swap_in_wait(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
+    "weight_in_start(Tensor weight, int engine, int buffer, int nbytes, int offset, Device device) -> Tensor",
+    "weight_in_wait(Tensor(a) flat, Tensor weight, int engine) -> Tensor(a)",
     "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset, bool is_conj, bool is_neg)"
     " -> Tensor(a)",
     "rng_state(Device device) -> Tensor",
@@ -48,11 +50,13 @@ swap_out_start = torch.ops.lmswap.swap_out_start.default
 swap_out_wait = torch.ops.lmswap.swap_out_wait.default
 swap_in_start = torch.ops.lmswap.swap_in_start.default
 swap_in_wait = torch.ops.lmswap.swap_in_wait.default
+weight_in_start = torch.ops.lmswap.weight_in_start.default
+weight_in_wait = torch.ops.lmswap.weight_in_wait.default
 view_bytes = torch.ops.lmswap.view_bytes.default
 rng_state = torch.ops.lmswap.rng_state.default
 bernoulli = torch.ops.lmswap.bernoulli.default
 
-for _op in (swap_out_start, swap_out_wait, swap_in_start, swap_in_wait):
+for _op in (swap_out_start, swap_out_wait, swap_in_start, swap_in_wait, weight_in_start, weight_in_wait):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
 
 
@@ -151,6 +155,19 @@ def _swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch
     return flat
 
 
+def _weight_in_start(  # noqa: PLR0917 - the operator's own signature
+    weight: torch.Tensor, engine: int, buffer: int, nbytes: int, offset: int, device: torch.device
+) -> torch.Tensor:
+    """See `SwapEngine.weight_in_start`; ``device`` is for tracing only."""
+    return find_engine(engine).weight_in_start(weight, buffer, nbytes, offset)
+
+
+def _weight_in_wait(flat: torch.Tensor, weight: torch.Tensor, engine: int) -> torch.Tensor:
+    """See `SwapEngine.weight_in_done`; returns ``flat``, whose bytes ops may read from here on."""
+    find_engine(engine).weight_in_done(flat)
+    return flat
+
+
 def _view_bytes(  # noqa: PLR0917 - the operator's own signature
     flat: torch.Tensor,
     dtype: torch.dtype,
@@ -176,6 +193,8 @@ COPIES: dict[object, Callable[..., Any]] = {
     swap_out_wait: _swap_out_wait,
     swap_in_start: _swap_in_start,
     swap_in_wait: _swap_in_wait,
+    weight_in_start: _weight_in_start,
+    weight_in_wait: _weight_in_wait,
     view_bytes: _view_bytes,
 }
 for _operator, _kernel in (COPIES | {rng_state: rng.rng_state, bernoulli: rng.bernoulli}).items():
@@ -201,6 +220,18 @@ def _fake_swap_in_start(
 
 @torch.library.register_fake("lmswap::swap_in_wait", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
+    return flat
+
+
+@torch.library.register_fake("lmswap::weight_in_start", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_weight_in_start(  # noqa: PLR0917
+    weight: torch.Tensor, engine: int, buffer: int, nbytes: int, offset: int, device: torch.device
+) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+@torch.library.register_fake("lmswap::weight_in_wait", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_weight_in_wait(flat: torch.Tensor, weight: torch.Tensor, engine: int) -> torch.Tensor:
     return flat
 
 

@@ -57,6 +57,7 @@ class Allowance:
     trained: TrainedMemory = _UNKNOWN  # when what is in use was measured last
     optimizer_reserve_bytes: int = 0  # the part of the planned reserve that is for optimizer state
     device_type: str = ""
+    counts_parameters: bool = False
 
     @property
     def base_bytes(self) -> int:
@@ -96,6 +97,7 @@ class Allowance:
             margin_bytes=self.margin_bytes,
             unmoved_margin_bytes=self.margin_bytes,
             device_type=self.device_type,
+            counts_parameters=self.counts_parameters,
             **self.trained._asdict(),
         )
 

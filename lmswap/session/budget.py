@@ -12,7 +12,7 @@ from lmswap.errors import OptionError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes, min_share_taken
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.fixed_memory import COUNTED
+from lmswap.ir.fixed_memory import counted
 from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.planner import KEEP_WHAT_FITS
@@ -20,6 +20,7 @@ from lmswap.runtime.arena import Arena
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held, TrainedMemory
 from lmswap.session.diagnostics import Notes
 from lmswap.session.optimizer_memory import ASSUMED_VALUES, TrainableParameters
+from lmswap.session.weights import Weights
 
 
 class _Margin(NamedTuple):
@@ -62,23 +63,24 @@ class BudgetTracker:
         device_type: str,
         memory: DeviceMemory,
         trained: TrainableParameters,
+        weights: Weights,
         *,
         notes: Notes,
         arena: Arena | None = None,
     ) -> None:
         """Resolve "auto" as a share of what is free now. An ``arena`` holds the tensors of steps, and nothing else.
 
-        ``notes`` takes sentences for reports.
+        ``weights`` are parts of steps, ``notes`` takes sentences for reports.
 
         Raises:
             OptionError: the budget is more than the device has.
         """
         self.has_trained = False
-        self._memory, self._trained, self._arena = memory, trained, arena
+        self._memory, self._trained, self._weights, self._arena = memory, trained, weights, arena
         self._outside_bytes = 0  # the most that steps have taken outside of the arena
         self.held = Held(0)
         self._num_freed = 0  # segments, when the probed step began
-        self._device_type, self._policy, self.counted = device_type, options.policy, COUNTED[device_type]
+        self._device_type, self._policy = device_type, options.policy
         # Of growth, what existed at its start is no part.
         self._uncounted = trained.measure() if device_type == "cpu" else TrainedMemory()
         self._fragments = device_type == "cuda" and arena is None  # the CPU's heap remaps pages instead
@@ -93,6 +95,11 @@ class BudgetTracker:
             )
         if options.budget_bytes is None and self._share is None:
             notes.append(f"budget 'auto' is {format_bytes(self.nbytes)} ({self.counted}): {_AUTO}")
+
+    @property
+    def counted(self) -> str:
+        """What the budget counts, and from when."""
+        return counted(self._device_type, parameters=self._weights.is_managed)
 
     def close_arena(self) -> None:
         """From now on torch's allocator places the tensors of steps."""
@@ -135,9 +142,14 @@ class BudgetTracker:
 
     def allowance(self, program: Program) -> Allowance:
         """Return what a step of ``program`` may occupy now; negative if the rest exceeds the budget."""
-        base_bytes, tensor_bytes = self._used_outside(), self._tensors_outside()
         trains = any(segment.phase == "backward" for segment in program.segments)
+        placeable = self._weights.placeable()
+        weight_bytes = self._weights.resident_bytes(placeable)  # the plan keeps or moves them
+        base_bytes = self._used_outside_arena() - weight_bytes
+        tensor_bytes = self._tensors_outside_arena() - weight_bytes
         trained = self.trained_memory()
+        parameter_bytes = max(0, trained.parameter_bytes - sum(placeable.values()))
+        trained = trained._replace(parameter_bytes=parameter_bytes)
         optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
         reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes) if trains else 0
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
@@ -150,6 +162,7 @@ class BudgetTracker:
             trained=trained,
             optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
             device_type=self._device_type,
+            counts_parameters=self._weights.is_managed,
         )
 
     def trained_memory(self) -> TrainedMemory:
@@ -208,9 +221,16 @@ class BudgetTracker:
             self._num_freed = self._arena.num_segments_freed()
 
     def _used_outside(self) -> int:
-        return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
+        """Return what is in use outside of steps; what plans count as weights is a part of them."""
+        return self._used_outside_arena() - self._weights.kept_bytes
 
     def _tensors_outside(self) -> int:
+        return self._tensors_outside_arena() - self._weights.kept_bytes
+
+    def _used_outside_arena(self) -> int:
+        return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
+
+    def _tensors_outside_arena(self) -> int:
         return self._memory.used_tensor_bytes() - (self._arena.tensor_bytes if self._arena else 0)
 
     def begin_step(self, number: int) -> None:
@@ -227,7 +247,7 @@ class BudgetTracker:
         """
         if self._arena is not None:
             return self._used_outside()
-        return self._memory.used_bytes() - self._memory.reusable_bytes() + small_bytes
+        return self._used_outside() - self._memory.reusable_bytes() + small_bytes
 
     def fragmented_bytes(self, peak_bytes: int) -> int:
         """Return by how much a step's peak exceeds the budget where only fragmentation causes that."""

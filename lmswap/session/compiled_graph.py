@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -22,6 +22,7 @@ from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.output_names import input_names, results
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
+from lmswap.errors import PlanInfeasible
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -68,9 +69,21 @@ class CapturedGraph:
         self.function: Callable[..., Any]
         self._compiled: Compiled
         self.may_round_otherwise = False
+        self.follows: tuple[int, ...] = (index,)  # the graphs of the step whose plan it is compiled for
+        self._placeable: Collection[str] | None = None  # weights, as long as it is not traced again
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, if planned separately
         self.handover = OutputLiveness()
         self._plain = self._plain_torch(module)
+
+    def placeable_weights(self) -> Collection[str]:
+        """Return the names of the weights that its plans may place, the same for all of them."""
+        if self._placeable is None:
+            self._placeable = self.session.weights.placeable()
+        return self._placeable
+
+    def forget_placeable_weights(self) -> None:
+        """Let its plans place what weights can be placed now."""
+        self._placeable = None
 
     def clone_for_run(self, index: int) -> CapturedGraph:
         """Return the same region under another number, to be planned separately."""
@@ -96,6 +109,7 @@ class CapturedGraph:
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compile the region, as it was traced, for its part of the plan of the step of ``graphs``."""
+        self.follows = graphs
         self._take(self._compiled.compile_again(_PlannedGraph(self, graphs)))
 
     def release(self) -> None:
@@ -190,20 +204,28 @@ class _PlannedGraph(aot.GraphHandler):
     ) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
         self._rewrite(
-            lower_training(
+            lambda: lower_training(
                 forward,
                 backward,
                 num_user_outputs=num_user_outputs,
                 parameters=parameters,
                 name=self._session.name,
+                weights=self._graph.placeable_weights(),
                 is_deterministic=self._session.meter.is_deterministic,
             )
         )
 
     def inference(self, graph: fx.GraphModule, parameters: Mapping[int, str]) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        name, is_deterministic = self._session.name, self._session.meter.is_deterministic
-        self._rewrite(lower_inference(graph, parameters=parameters, name=name, is_deterministic=is_deterministic))
+        self._rewrite(
+            lambda: lower_inference(
+                graph,
+                parameters=parameters,
+                name=self._session.name,
+                weights=self._graph.placeable_weights(),
+                is_deterministic=self._session.meter.is_deterministic,
+            )
+        )
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -260,15 +282,21 @@ class _PlannedGraph(aot.GraphHandler):
         """The graphs of the step whose plan it follows, as records name the plan."""
         return self._step or (self._graph.index,)
 
-    def _rewrite(self, lowered: Lowered) -> None:
-        session = self._session
-        self._graph.program = lowered.program
+    def _rewrite(self, lower: Callable[[], Lowered]) -> None:
+        session, lowered = self._session, self._lowered(lower)
         note = numerics_note(lowered)
         self._graph.may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
             session.note_on_graphs(note)
         if not self._step:
-            session.plan_single_graph(self._graph, lowered)
+            try:
+                session.plan_single_graph(self._graph, lowered)
+            except PlanInfeasible:
+                if not session.place_weights_too():
+                    raise
+                self._graph.forget_placeable_weights()
+                lowered = self._lowered(lower)
+                session.plan_single_graph(self._graph, lowered)
         step = session.plans[self._follows]
         which = step.graphs.index(self._graph.index)
         plan = graph_plan(step.merged, step.plan, which, lowered.program)
@@ -285,6 +313,12 @@ class _PlannedGraph(aot.GraphHandler):
             reference.join(graphs)
         elif (is_distributed() or self._adds_up) and "backward" in self._segments:
             insert_yield_markers(self._segments["backward"])
+
+    def _lowered(self, lower: Callable[[], Lowered]) -> Lowered:
+        lowered = lower()
+        self._graph.program = program = lowered.program
+        self._session.note_trained([program.buffers[parameter].name for parameter, _ in program.gradients])
+        return lowered
 
     def _write_scripts(
         self, step: PlannedStep, places: ArenaLayout, graphs: Sequence[SegmentGraph]

@@ -13,6 +13,7 @@ from lmswap.session.diagnostics import Notes
 from lmswap.session.engine_setup import KnownMachine
 from lmswap.session.plan_file import PinnedPlans
 from lmswap.session.retention import RetentionEstimate
+from lmswap.session.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,6 @@ class ModelContext:
     retention: RetentionEstimate
     machine: KnownMachine
     plan_notes: Notes  # on its plans and their replacement, for reports
+    weights: Weights
     pinned: PinnedPlans | None = None  # plans to follow, without planning
     node: LocalRanks | None = None  # whose ranks measure and plan together

@@ -187,6 +187,11 @@ def _check_allocator(device: torch.device) -> None:
         )
 
 
+def can_swap_weights(options: Options) -> bool:
+    """Whether graphs can fetch weights from the tier: they are lmswap's own, and the device addresses its memory."""
+    return options.compiler == "fx" and options.tier in ("host", "disk")
+
+
 def has_places(device: torch.device, options: Options) -> bool:
     """Whether steps of a model on ``device`` run in an arena, each tensor at its offset.
 

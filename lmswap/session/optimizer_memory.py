@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,10 +25,11 @@ ASSUMED_VALUES = 2  # Adam's
 
 
 class TrainableParameters:
-    """A model's parameters by weak references; trained are those that require gradients now."""
+    """A model's parameters; trained are those that require gradients now."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        """``parameters`` returns them now; one of several names may be among them more than once."""
+        self._parameters = parameters
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
@@ -83,7 +84,7 @@ class TrainableParameters:
         )
 
     def _alive(self) -> Iterator[Tensor]:
-        return (parameter for found in self._parameters if (parameter := found()) is not None)
+        return iter({id(parameter): parameter for parameter in self._parameters()}.values())
 
     def _trained(self) -> Iterator[Tensor]:
         return (parameter for parameter in self._alive() if parameter.requires_grad)

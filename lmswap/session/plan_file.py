@@ -20,13 +20,13 @@ from lmswap.ir.json_io import as_json
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Op, Program
-from lmswap.options import Options, check_names
+from lmswap.options import Options, check_names, check_weights
 from lmswap.planner import check
 from lmswap.planner.cache import DAMAGE, CachedPlan
 from lmswap.reporting.decisions import buffer_decisions
 
 SCHEMA = "lmswap.pinned/1"
-_PINNED = ("budget_bytes", "policy", "tier", "compiler", "min_swap_bytes", "link")
+_PINNED = ("budget_bytes", "policy", "tier", "compiler", "min_swap_bytes", "link", "weights")
 _LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
 
 
@@ -165,7 +165,9 @@ def _options(data: Mapping[str, Any]) -> Options:
         compiler=str(data["compiler"]),
         min_swap_bytes=parse_bytes(data["min_swap_bytes"], what="min_swap_bytes"),
         link=link,
+        weights=str(data.get("weights", "auto")),  # files of earlier versions do not say it
     )
+    check_weights(options.weights, options.compiler, options.tier)
     check_names(options.policy, options.tier, options.compiler)
     return options
 
@@ -192,7 +194,7 @@ def _decisions(program: Program, plan: Plan) -> list[dict[str, Any]]:
             "decision": str(row.decision),
             "nbytes": row.nbytes,
             "made_by": row.made_by,
-            "made_in": modules[row.buffer],
+            "made_in": modules.get(row.buffer, ""),  # nothing in the step makes weights
             "made_at": row.made_at,
         }
         for row in buffer_decisions(program, plan)

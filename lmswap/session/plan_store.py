@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 
@@ -18,11 +18,13 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
-from lmswap.planner import import_search, reprice, simulate
+from lmswap.planner import import_search, is_search_imported, reprice, simulate
 from lmswap.planner.cache import CachedPlan, PlanCache
 from lmswap.planner.memory.pack_arena import common_arena_bytes
+from lmswap.planner.memory.pack_tier import host_copy_bytes
 from lmswap.reporting.text import format_seconds
 from lmswap.runtime.partial_backward import part_bytes
+from lmswap.runtime.step_record import SegmentKey
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.context import ModelContext
 from lmswap.session.engine_setup import notes_on_sample
@@ -49,6 +51,7 @@ class StepPlans:
         self._planner, self._engine, self._memory = planner, context.engine, context.memory
         self._budget, self._retention, self._machine = context.budget, context.retention, context.machine
         self._notes, self._pinned, self._node = context.plan_notes, context.pinned, context.node
+        self._weights = context.weights
         self._steps: dict[tuple[int, ...], PlannedStep] = {}  # in the order in which their plans were activated
         self._kind = {
             "lmswap": version("lmswap"),
@@ -150,13 +153,19 @@ class StepPlans:
         """
         if request.keeps_all:
             return request
+        self._import_search()
         was_measured = self._machine.now.is_measured
         with self._memory.uncounted():
-            import_search()
             machine = self._machine.measured()
         if not was_measured:
             self._notes.extend(notes_on_sample(machine.tier(self._options.tier)))
         return request if request.machine.is_measured else replace(request, machine=machine)
+
+    def _import_search(self) -> None:
+        """Import what searches and certificates need: on a CPU 36 MiB, which are not the model's."""
+        if not is_search_imported():
+            with self._memory.uncounted():
+                import_search()
 
     def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
         """Search the first plan of a step, as `search`; a refused share is widened to what suffices.
@@ -235,7 +244,7 @@ class StepPlans:
         """
         plan, costs, machine = planned.plan, planned.costs, planned.machine
         for tier, nbytes in plan.tier_bytes.items():
-            self._reserve(tier, nbytes)
+            self._reserve(tier, nbytes - host_copy_bytes(merged.program, plan))
         choices = self._retention.choices if retention is None else (retention,)
         max_bytes = allowance.step_bytes + allowance.slack_bytes
         places, retention = self._planner.first_layout(merged.program, costs, plan, choices, max_bytes)
@@ -254,6 +263,7 @@ class StepPlans:
             places=places,
             history=history,
         )
+        self.place_weights(step, self._engine.recorder.current_sequence)
         if self._engine.arena is not None:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
             self._engine.arena.resize(common_arena_bytes(placed, GROWTH_BYTES))
@@ -270,6 +280,18 @@ class StepPlans:
             allowance.account.counted,
         )
         return step
+
+    def place_weights(self, step: PlannedStep, ran: Sequence[SegmentKey] = ()) -> None:
+        """Make resident the weights that ``step`` keeps, and those that the graphs which ``ran`` in it so far keep.
+
+        Raises:
+            TierError: the tier has no room for the others.
+            TransferError: a copy failed.
+        """
+        under_way = (self._steps.get((graph,)) for graph in dict.fromkeys(graph for graph, _ in ran))
+        steps = [step, *(each for each in under_way if each is not None and each is not step)]
+        if self._weights.place([(each.merged.program, each.plan) for each in steps]):
+            self._memory.trim()
 
     def tier_bytes(self, tier: str) -> int:
         """Return what the plans need of ``tier``: their steps run one after the other, so that of the largest."""
@@ -295,6 +317,7 @@ class StepPlans:
 
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
+        self._import_search()
         priced = reprice(step.plan, step.merged.program, step.costs, step.machine, **self._options.swap_limits)
         return replace(step, plan=priced)
 

@@ -67,7 +67,7 @@ class Planner:
                 certificate = priced.certificate if priced and priced.budget_bytes == max_bytes else None
                 given = {"budget_bytes": max_bytes, "certificate": certificate, **limits, **parameters}
                 try:
-                    plans[max_bytes] = make_plan(request.policy, program, costs, machine, **given)
+                    plans[max_bytes] = make_plan(request.policy, program, costs, machine, fetches_weights=True, **given)
                 except (PlanInfeasible, TierError) as error:
                     plans[max_bytes] = error
             if isinstance(found := plans[max_bytes], Exception):

@@ -156,7 +156,8 @@ def excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
 def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
     allowance, excess_bytes = step.allowance, excess_held_bytes(step, seen.held_bytes)
     if seen.trained is not None:
-        allowance = replace(allowance, trained=seen.trained)
+        parameter_bytes = allowance.trained.parameter_bytes  # without weights, which are a part of the step
+        allowance = replace(allowance, trained=seen.trained._replace(parameter_bytes=parameter_bytes))
     if seen.accumulated_bytes is not None:
         allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
     elif excess_bytes > step.slack_bytes:

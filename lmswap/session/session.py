@@ -11,7 +11,7 @@ import logging
 import os
 import traceback
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -29,10 +29,11 @@ from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
-from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
+from lmswap.errors import CaptureError, ForkedProcess, LmswapError, NotManaged, PlanInfeasible, TierError
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
@@ -49,8 +50,8 @@ from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.context import ModelContext
-from lmswap.session.diagnostics import Notes, crowded_out
-from lmswap.session.engine_setup import describe_choices, has_places, open_device
+from lmswap.session.diagnostics import Notes, crowded_out, warn
+from lmswap.session.engine_setup import can_swap_weights, describe_choices, has_places, open_device
 from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
@@ -60,6 +61,7 @@ from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
+from lmswap.session.weights import Parameters, Weights
 from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
 from lmswap.verify.summary import Verified
 from lmswap.verify.transfer_checksums import Audit
@@ -75,8 +77,8 @@ class Session:
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
-    def __init__(self, name: str, options: Options, device: torch.device, parameters: Sequence[torch.Tensor]) -> None:
-        """Open the engine and its tier; ``parameters`` are the model's.
+    def __init__(self, name: str, options: Options, device: torch.device, parameters: Parameters) -> None:
+        """Open the engine and its tier; ``parameters`` are the model's, by all of their names.
 
         Raises:
             OptionError: the budget or the tier is not available on ``device``.
@@ -91,7 +93,7 @@ class Session:
         # On what graphs compute, and on the order in which they run.
         self._graph_notes, self._order_notes = Notes(name), Notes(name)
         self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
-        trained = TrainableParameters(parameters)
+        trained = TrainableParameters(lambda: parameters().values())
         self.retention = RetentionEstimate(trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
@@ -102,9 +104,18 @@ class Session:
             undoing.callback(self.memory.close)
             audit = Audit(native, self.verified, self._describe) if self.verified else None
             arena = Arena(device) if has_places(device, options) else None
-            self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
+            self.engine = SwapEngine(
+                device, native, self.memory, tier=options.tier, describe=self._describe, audit=audit, arena=arena
+            )
             self.recorder = self.engine.recorder
-            self.budget = BudgetTracker(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
+            self.weights = Weights(
+                parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
+            )
+            if options.weights == "swap":
+                self.memory.count(self.weights.manage())
+            self.budget = BudgetTracker(
+                options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
+            )
             undoing.pop_all()
         # Where what holds it is garbage before `close`: a compiled module that was deleted, and its last backward.
         weakref.finalize(self, _free, native, self.memory).atexit = False
@@ -120,6 +131,7 @@ class Session:
             self.retention,
             machine,
             self.plan_notes,
+            self.weights,
             pinned=pinned,
             node=opened.node,
         )
@@ -293,6 +305,13 @@ class Session:
             return
         if ended is not None and ended.trains:
             self.budget.has_run()
+        self._replan(graph, is_usual=is_usual)
+        if isinstance(graph, CapturedGraph) and (step := self.plans.get(graph.follows)) is not None:
+            self.plans.place_weights(step)
+
+    def _replan(self, graph: CapturedGraph | SavedSequence, *, is_usual: bool) -> None:
+        """Answer what the last step that began with ``graph`` has shown, before one like it runs."""
+        ended = self.recorder.ended
         run = self._replanner.pop_run(graph.index)
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
@@ -346,7 +365,8 @@ class Session:
 
     def pinned(self) -> PinnedPlans:
         """Return the plans that all planned steps follow now, for a file."""
-        options = pinned_options(replace(self.options, budget_bytes=self.budget.nbytes))
+        weights = "swap" if self.weights.is_managed else self.options.weights
+        options = pinned_options(replace(self.options, budget_bytes=self.budget.nbytes, weights=weights))
         return PinnedPlans(self.name, options, self.plans.active())
 
     def warn_budget_exceeded(self) -> None:
@@ -396,6 +416,32 @@ class Session:
     def evict_with(self, backend: object) -> None:
         """Evict all traces once ``backend`` is garbage; pending backwards can still run."""
         self._owner = weakref.finalize(backend, self.traces.evict_all)
+
+    def load(self, model: nn.Module) -> None:
+        """Move ``model`` from the CPU to the device: large parameters to host copies, all else to device memory.
+
+        Raises:
+            TierError: the tier has no room; the model is partly on the device.
+        """
+        with reported(f"{self.name}, moving it to {self.device}", "loading"):
+            self.weights.load()
+            model.to(self.device)
+
+    def restore_weights(self) -> None:
+        """Make weights resident; warn of those that stay in their host copies."""
+        if not self.engine.host_copies:
+            return
+        self.traces.evict_all()
+        self.memory.trim()
+        why = "something beside the model holds their memory, as a detached tensor or a numpy array does"
+        try:
+            left_bytes = self.weights.restore()
+        except torch.OutOfMemoryError as error:
+            left_bytes = self.engine.native.tier_stats(self.options.tier).used_bytes
+            why = f"{self.device} has no room for them ({error})"
+        if left_bytes:
+            what = f"{format_bytes(left_bytes)} of {self.name}'s weights"
+            warn(f"{what} stay in the memory of the {self.options.tier} tier: {why}", NotManaged)
 
     def close(self) -> None:
         """Free traces, host memory, files and threads, which a forked child leaves to its parent. Idempotent."""
@@ -448,6 +494,24 @@ class Session:
     def left_graphs(self) -> None:
         """Note that hooks serve the model after the steps so far, the current one included."""
         self._num_graph_steps = self.recorder.num_steps + bool(self.recorder.current_sequence)
+
+    def place_weights_too(self) -> bool:
+        """Let plans place weights from now on, as no plan fits otherwise; whether that is new, and possible.
+
+        Traces whose plans keep all weights are evicted.
+        """
+        can = self.device.type == "cuda" and self.options.weights == "auto" and can_swap_weights(self.options)
+        if not can or self.weights.is_managed:
+            return False
+        self.memory.count(self.weights.manage())
+        self.traces.evict_complete()
+        self.note_once("weights: as the step does not fit with all of them, plans place them, too")
+        return True
+
+    def note_trained(self, names: Collection[str]) -> None:
+        """Note that a graph differentiates parameters of these ``names``; evict traces whose plans may move them."""
+        if self.weights.note_trained(names):
+            self.traces.evict_placing(frozenset(names))
 
     def note_once(self, note: str) -> None:
         """Add a sentence for reports, unless it is there already."""

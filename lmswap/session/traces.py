@@ -7,7 +7,9 @@ CPU all of that counts against the budget.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
+from lmswap.ir.program import BufferKind
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs
 from lmswap.session.context import ModelContext
 from lmswap.session.plan_store import StepPlans
@@ -73,6 +75,19 @@ class Traces:
                 each.release()
         self._graphs[:] = map(Evicted, range(len(self._graphs)))
         self._plans.drop(lambda _: True)
+
+    def evict_complete(self) -> None:
+        """Evict all traces but those that are being made; pending backwards can still run."""
+        self._evict([graph.index for graph in self._kept()])
+
+    def evict_placing(self, names: Collection[str]) -> None:
+        """Evict the traces whose plans place one of these weights."""
+        placing = [
+            graph.index
+            for graph in self._kept()
+            if any(b.kind is BufferKind.WEIGHT and b.name in names for b in graph.program.buffers)
+        ]
+        self._evict(placing)
 
     def _kept(self) -> list[CapturedGraph]:
         captured = [graph for graph in self._graphs if isinstance(graph, CapturedGraph)]

@@ -35,6 +35,8 @@ _STORAGES: Any = torch.UntypedStorage  # without type hints of its private metho
 weak_storage: Callable[[torch.UntypedStorage], int] = _STORAGES._weak_ref
 is_expired: Callable[[int], bool] = _STORAGES._expired
 free_weak_storage: Callable[[int], None] = _STORAGES._free_weak_ref
+# Exchanges the memory of two storages of one device and size: all tensors and views on them see it at once.
+swap_data_pointers: Callable[[torch.UntypedStorage, torch.UntypedStorage], None] = _STORAGES._swap_data_ptr_
 
 
 def key_bits(names: Iterable[str]) -> int:

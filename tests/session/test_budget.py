@@ -7,6 +7,7 @@ from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes
 from lmswap.session.optimizer_memory import TrainableParameters
 from tests.ir.build import build
+from tests.session.no_weights import no_weights
 
 MIB = 2**20
 
@@ -26,7 +27,9 @@ def step_of(mib: int):
 
 def tracker(budget: str) -> tuple[BudgetTracker, Notes]:
     notes = Notes("Net")
-    return BudgetTracker(Options.parse(budget), "cpu", FakeMemory(), TrainableParameters([]), notes=notes), notes
+    return BudgetTracker(
+        Options.parse(budget), "cpu", FakeMemory(), TrainableParameters(lambda: []), no_weights(), notes=notes
+    ), notes
 
 
 @pytest.mark.parametrize("budget", ["50%", "1GiB", "auto"])

@@ -29,6 +29,7 @@ from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.planned_step import Phase
 from tests.ir.build import build
 from tests.models import LARGE, Case, tight_budget
+from tests.session.no_weights import no_weights
 from tests.session.training import CASE, SMALL, bytes_of_the_heap, train
 from tests.training import same_bits
 
@@ -303,7 +304,9 @@ class FakeMemory:
     ],
 )
 def test_growth_is_taken_from_the_margin_first(base, reserve, margin, small, expected):
-    budget = BudgetTracker(Options.parse("1GiB"), "cpu", FakeMemory(), TrainableParameters([]), notes=Notes("Net"))
+    budget = BudgetTracker(
+        Options.parse("1GiB"), "cpu", FakeMemory(), TrainableParameters(lambda: []), no_weights(), notes=Notes("Net")
+    )
     planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
     grown = planned.with_growth(budget.in_use_bytes(small * 2**20))
     assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)
@@ -317,7 +320,9 @@ def test_growth_is_taken_from_the_margin_first(base, reserve, margin, small, exp
 def test_code_is_part_of_the_margin_if_it_takes_device_memory(device, num_ops, margin):
     views = [f"v{n} 0: a{n} ->" for n in range(num_ops)]  # ops that make nothing count for nothing
     step = build("\n".join(["forward", *(f"f{n} 1: x -> a{n}" for n in range(num_ops)), *views]))
-    budget = BudgetTracker(Options.parse("1GiB"), device, FakeMemory(), TrainableParameters([]), notes=Notes("Net"))
+    budget = BudgetTracker(
+        Options.parse("1GiB"), device, FakeMemory(), TrainableParameters(lambda: []), no_weights(), notes=Notes("Net")
+    )
     assert budget.allowance(step.program).margin_bytes == margin * 2**20
 
 

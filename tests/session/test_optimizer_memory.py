@@ -62,7 +62,7 @@ def state_bytes(optimizer):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_pending_bytes_are_those_that_the_first_step_allocates(name):
     parameters = make()
-    trained, optimizer = TrainableParameters(parameters), OPTIMIZERS[name](parameters)
+    trained, optimizer = TrainableParameters(lambda: parameters), OPTIMIZERS[name](parameters)
     before_bytes, said_bytes = state_bytes(optimizer), trained.measure().pending_optimizer_bytes
     take_step(optimizer, parameters)
     assert said_bytes == state_bytes(optimizer) - before_bytes
@@ -72,7 +72,7 @@ def test_pending_bytes_are_those_that_the_first_step_allocates(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_watching_detects_an_optimizer_step_of_the_parameters(name):
     parameters, others = make(), make()
-    trained = TrainableParameters(parameters)
+    trained = TrainableParameters(lambda: parameters)
     both = OPTIMIZERS[name]([*others, parameters[0]])
     take_step(both, others + parameters)
     trained.start_watching_optimizer()
@@ -85,7 +85,7 @@ def test_watching_detects_an_optimizer_step_of_the_parameters(name):
 
 @pytest.mark.parametrize("ends", [TrainableParameters.stop_and_check_stepped, lambda _: None], ids=["asked", "gone"])
 def test_watching_ends_when_it_is_stopped_or_its_owner_is_gone(ends):
-    num_before, trained = len(_global_optimizer_post_hooks), TrainableParameters(make())
+    num_before, trained = len(_global_optimizer_post_hooks), TrainableParameters(make)
     assert len(_global_optimizer_post_hooks) == num_before
     trained.start_watching_optimizer()
     trained.start_watching_optimizer()
@@ -97,7 +97,7 @@ def test_watching_ends_when_it_is_stopped_or_its_owner_is_gone(ends):
 
 def test_two_values_per_element_are_pending_without_an_optimizer():
     known, unknown = make()
-    trained = TrainableParameters([known, unknown])
+    trained = TrainableParameters(lambda: [known, unknown])
     assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
     optimizer = optim.SGD([known], lr=0.1)
     assert trained.measure().pending_optimizer_bytes == 2 * unknown.nbytes
@@ -111,7 +111,7 @@ def test_state_loaded_from_a_checkpoint_is_not_pending():
     take_step(first, parameters)
     state = copy.deepcopy(first.state_dict())
     others = make()
-    trained, optimizer = TrainableParameters(others), optim.Adam(others)
+    trained, optimizer = TrainableParameters(lambda: others), optim.Adam(others)
     assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
     optimizer.load_state_dict(state)
     assert trained.measure().pending_optimizer_bytes == 0
@@ -119,14 +119,14 @@ def test_state_loaded_from_a_checkpoint_is_not_pending():
 
 def test_an_optimizer_that_wraps_another_adds_nothing():
     parameters = make()
-    trained, optimizer = TrainableParameters(parameters), Wrapping(optim.SGD(parameters, lr=0.1, momentum=0.9))
+    trained, optimizer = TrainableParameters(lambda: parameters), Wrapping(optim.SGD(parameters, lr=0.1, momentum=0.9))
     assert trained.measure().pending_optimizer_bytes == trained.nbytes
     assert optimizer.param_groups
 
 
 def test_groups_count_by_their_own_settings():
     one, other = make()
-    trained = TrainableParameters([one, other])
+    trained = TrainableParameters(lambda: [one, other])
     optimizer = optim.SGD([{"params": [one], "momentum": 0.9}, {"params": [other]}], lr=0.1)
     assert trained.measure().pending_optimizer_bytes == one.nbytes
     assert optimizer.param_groups
@@ -134,7 +134,7 @@ def test_groups_count_by_their_own_settings():
 
 def test_gradients_and_state_are_measured_once_if_an_optimizer_is_wrapped():
     parameters, others = make(), make()
-    trained, optimizer = TrainableParameters(parameters), optim.Adam([*parameters, *others])
+    trained, optimizer = TrainableParameters(lambda: parameters), optim.Adam([*parameters, *others])
     wrapping = Wrapping(optimizer)
     nbytes = sum(parameter.nbytes for parameter in parameters)
     assert trained.measure() == (nbytes, 0, 0, 2 * nbytes)
@@ -146,7 +146,7 @@ def test_gradients_and_state_are_measured_once_if_an_optimizer_is_wrapped():
 def test_parameters_that_are_unfrozen_later_are_trained_from_then_on():
     frozen, other = make()
     frozen.requires_grad_(False)
-    trained, optimizer = TrainableParameters([frozen, other]), optim.Adam([frozen, other])
+    trained, optimizer = TrainableParameters(lambda: [frozen, other]), optim.Adam([frozen, other])
     take_step(optimizer, [other])
     frozen.requires_grad_(True)
     assert trained.nbytes == frozen.nbytes + other.nbytes
@@ -155,7 +155,7 @@ def test_parameters_that_are_unfrozen_later_are_trained_from_then_on():
 
 def test_state_of_unknown_optimizers_is_pending_only_where_it_is_assumed():
     parameters = make()
-    trained = TrainableParameters(parameters)
+    trained = TrainableParameters(lambda: parameters)
     assert trained.measure(assumed_values=0).pending_optimizer_bytes == 0
     optimizer = optim.NAdam(parameters)
     assert trained.measure(assumed_values=0).pending_optimizer_bytes == 0

@@ -25,6 +25,7 @@ from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner, StepRun
 from lmswap.session.retention import Retention, RetentionEstimate
 from tests.ir.build import build, unit_machine
+from tests.session.no_weights import no_weights
 
 MIB = 2**20
 GRAPHS = (3,)
@@ -57,7 +58,9 @@ class Model:
             reserve=self.reserve,
             tier_stats=lambda _: SimpleNamespace(reserve_seconds=0.0, capacity_bytes=0, resident_bytes=0),
         )
-        recorder = SimpleNamespace(num_steps=7, last=lambda: None, time_ops=lambda: self.timed.append(True))
+        recorder = SimpleNamespace(
+            num_steps=7, current_sequence=(), last=lambda: None, time_ops=lambda: self.timed.append(True)
+        )
         engine = SimpleNamespace(arena=self.arena, native=native, recorder=recorder)
         nothing = lambda *_: None  # noqa: E731
         self.memory = memory = SimpleNamespace(
@@ -84,7 +87,9 @@ class Model:
         self.measured: list[Machine] = []
         assumed = replace(unit_machine(), is_measured=False)
         machine = KnownMachine(assumed, lambda: self.measured.append(unit_machine()) or self.measured[-1])
-        context = ModelContext("Net", self.options, engine, memory, self.budget, self.retention, machine, self.notes)
+        context = ModelContext(
+            "Net", self.options, engine, memory, self.budget, self.retention, machine, self.notes, no_weights()
+        )
         planner = Planner(context)
         search = planner.search
         monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))

@@ -1,12 +1,14 @@
 """Retention that plans assume: the most at first, then what steps have shown."""
 
 import gc
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 from lmswap.ir.program import BufferKind
+from lmswap.module_checks import named_parameters
 from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.retention import Retention, RetentionEstimate
 
@@ -31,7 +33,7 @@ def run(retention, weight, *, at_begin, in_backward):
 )
 def test_observed_retention_overrides_the_default(at_begin, in_backward, num_held):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention = RetentionEstimate(TrainableParameters(lambda: [weight]).have_gradients)
     assert retention.assumed.num_held == {OUTPUT: 2, GRADIENT: 2}
     run(retention, weight, at_begin=False, in_backward=False)
     run(retention, weight, at_begin=at_begin, in_backward=in_backward)
@@ -45,7 +47,7 @@ def test_observed_retention_overrides_the_default(at_begin, in_backward, num_hel
 
 def test_assumed_retention_stays_lowered_after_more_was_observed():
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention = RetentionEstimate(TrainableParameters(lambda: [weight]).have_gradients)
     most, *fewer = retention.choices
     assert most is retention.assumed
     assert [choice.num_held for choice in fewer] == [{OUTPUT: 2, GRADIENT: 1}, {OUTPUT: 2}, {OUTPUT: 1}]
@@ -68,7 +70,7 @@ def test_assumed_retention_stays_lowered_after_more_was_observed():
 )
 def test_gradients_held_longer_than_assumed_are_detected(num_less, at_begin, in_backward, is_short):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention = RetentionEstimate(TrainableParameters(lambda: [weight]).have_gradients)
     retention.assume(Retention(num_less))
     assert not retention.is_short
     run(retention, weight, at_begin=at_begin, in_backward=in_backward)
@@ -80,7 +82,7 @@ def test_gradients_held_longer_than_assumed_are_detected(num_less, at_begin, in_
 @pytest.mark.parametrize(("at_begin", "in_backward"), [(False, False), (True, False), (True, True)])
 def test_accumulated_gradients_are_detected_at_a_backward_or_a_step(with_arena, num_less, at_begin, in_backward):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention = RetentionEstimate(TrainableParameters(lambda: [weight]).have_gradients)
     retention.assume(Retention(num_less))
     assert not retention.may_accumulate(with_arena=with_arena)
     run(retention, weight, at_begin=at_begin, in_backward=in_backward)
@@ -93,7 +95,7 @@ def test_accumulated_gradients_are_detected_at_a_backward_or_a_step(with_arena, 
 @pytest.mark.parametrize(("at_begin", "least"), [(True, {OUTPUT: 2, GRADIENT: 1}), (False, {OUTPUT: 1})])
 def test_no_plan_may_assume_less_retention_than_observed(at_begin, least):
     weight = nn.Parameter(torch.ones(3))
-    retention = RetentionEstimate(TrainableParameters([weight]).have_gradients)
+    retention = RetentionEstimate(TrainableParameters(lambda: [weight]).have_gradients)
     run(retention, weight, at_begin=at_begin, in_backward=False)
     retention.confirm()
     assert retention.choices[-1].num_held == least
@@ -110,7 +112,10 @@ def test_unexpected_retention_restores_the_largest_assumption_once():
 
 
 def test_parameters_are_not_kept_alive():
-    trained = TrainableParameters([nn.Parameter(torch.ones(3))])
+    model = nn.Linear(3, 3)
+    found = weakref.ref(model)
+    trained = TrainableParameters(lambda: named_parameters(found).values())
+    del model
     gc.collect()
     assert not trained.have_gradients()
     assert trained.nbytes == 0

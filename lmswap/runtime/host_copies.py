@@ -1,0 +1,136 @@
+"""Host copies: the memory of storages while they are non-resident, where the caller reads and writes them in place.
+
+A managed storage has exactly one location outside of a step: device memory, or its host copy. Its data pointer moves
+between the two, so that the parameter and all of its aliases see the same bytes, and neither tensor nor storage object
+changes. On a GPU a host copy is pinned memory that kernels address; on a CPU it is a mapping of an unnamed file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from lmswap.runtime import _C
+from lmswap.torch_compat.operators import eager_dispatch
+from lmswap.torch_compat.tensors import free_weak_storage, from_dlpack, storage_id, swap_data_pointers, weak_storage
+
+_CHUNK_BYTES = 2**30
+_NO_SWAP = -1  # in records, instead of a buffer's number, for a copy that is part of no step
+
+
+class _HostCopy(NamedTuple):
+    handle: int  # of the engine
+    address: int
+    storage: int  # weak reference to the storage, whose id no other storage gets meanwhile
+
+
+class HostCopies:
+    """The host copies of one engine, in one tier."""
+
+    def __init__(self, native: _C.Engine, tier: str, device: torch.device, stream: Callable[[], int]) -> None:
+        """``stream`` returns the current stream of ``device``."""
+        self._native, self._tier, self.device, self._stream = native, tier, device, stream
+        self._copies: dict[int, _HostCopy] = {}  # by `storage_id`
+        self.num_missed = 0  # swap-ins of weights that were not in their host copies, as they had been replaced
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def find(self, storage: torch.UntypedStorage) -> int | None:
+        """Return the handle of the host copy in which ``storage`` is; None if it is elsewhere."""
+        found = self._copies.get(storage_id(storage))
+        return found.handle if found is not None and found.address == storage.data_ptr() else None
+
+    def move_out(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Move storages from the device to host copies; their device memory is free once the queued copies have ended.
+
+        Raises:
+            TierError: the tier has no room; storages that were not moved yet stay where they are.
+            TransferError: a copy failed; so do they.
+        """
+        for chunk in _chunks(storages):
+            blocks = self._make(chunk)
+            for storage in chunk:
+                handle, block = blocks.pop(0)
+                transfer = self._native.fill_host_copy(_NO_SWAP, handle, storage.data_ptr(), self._stream())
+                self._native.in_done(handle, transfer, self._stream())
+                self._register(storage, handle, block.data_ptr())
+                swap_data_pointers(storage, block.untyped_storage())
+        self._native.forget_records(time.monotonic())
+
+    def receive(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Return a new storage of the device, in a host copy, with the bytes of ``storage``, which lies on the CPU.
+
+        Raises:
+            TierError: the tier has no room.
+        """
+        ((handle, block),) = self._make([storage])
+        ctypes.memmove(block.data_ptr(), storage.data_ptr(), storage.nbytes())
+        self._register(block.untyped_storage(), handle, block.data_ptr())
+        return block.untyped_storage()
+
+    def move_in(self, storage: torch.UntypedStorage) -> None:
+        """Move a storage from its host copy to device memory; without effect if it is not in one.
+
+        Raises:
+            TransferError: the copy failed; the storage stays where it is.
+        """
+        handle = self.find(storage)
+        if handle is None:
+            return
+        with eager_dispatch():  # also in the middle of a trace
+            flat = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
+        transfer = self._native.in_start(_NO_SWAP, handle, flat.data_ptr(), flat.nbytes, self._stream())
+        self._native.in_done(handle, transfer, self._stream())
+        self._native.confirm()
+        swap_data_pointers(storage, flat.untyped_storage())
+        self._forget(storage)
+        self._native.forget_records(time.monotonic())
+
+    @staticmethod
+    def move_to_heap(storage: torch.UntypedStorage) -> None:
+        """Move a storage on the CPU to memory that torch allocates now."""
+        moved = torch.UntypedStorage(storage.nbytes(), device="cpu")  # type: ignore[no-untyped-call]
+        moved.copy_(storage)
+        swap_data_pointers(storage, moved)
+
+    def trim(self) -> None:
+        """Give back memory by which the process has read or written host copies in place."""
+        if self._copies:
+            self._native.trim_host_copies(self._tier)
+
+    def close(self) -> None:
+        """Forget all; storages keep the memory of their host copies. Idempotent."""
+        while self._copies:
+            _, copy = self._copies.popitem()
+            free_weak_storage(copy.storage)
+
+    def _make(self, storages: Sequence[torch.UntypedStorage]) -> list[tuple[int, torch.Tensor]]:
+        """Make blocks for the bytes of ``storages``; each is freed with its tensor, or what takes that one's memory."""
+        made = self._native.make_host_copies(self._tier, [storage.nbytes() for storage in storages])
+        with eager_dispatch():
+            return [(handle, from_dlpack(capsule)) for handle, capsule in made]
+
+    def _register(self, storage: torch.UntypedStorage, handle: int, address: int) -> None:
+        self._forget(storage)
+        self._copies[storage_id(storage)] = _HostCopy(handle, address, weak_storage(storage))
+
+    def _forget(self, storage: torch.UntypedStorage) -> None:
+        if (copy := self._copies.pop(storage_id(storage), None)) is not None:
+            free_weak_storage(copy.storage)
+
+
+def _chunks(storages: Sequence[torch.UntypedStorage]) -> Iterator[list[torch.UntypedStorage]]:
+    """Yield ``storages`` in groups of up to a GiB: host memory is taken as device memory is given back."""
+    chunk: list[torch.UntypedStorage] = []
+    for storage in storages:
+        if chunk and sum(each.nbytes() for each in chunk) + storage.nbytes() > _CHUNK_BYTES:
+            yield chunk
+            chunk = []
+        chunk.append(storage)
+    if chunk:
+        yield chunk

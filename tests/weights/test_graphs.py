@@ -1,0 +1,140 @@
+"""Swapped weights in models of several graphs, with recomputation, shared and returned weights: plain torch's bits."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lmswap
+from lmswap.errors import NotManaged
+from tests.weights.adapted import same
+
+WIDTH = 32
+
+
+class Base(nn.Module):
+    """Three frozen layers, and a trained one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.trained = nn.Linear(WIDTH, WIDTH)
+        for layer in (self.one, self.two, self.three):
+            layer.requires_grad_(False)
+
+
+class Broken(Base):
+    """Two graphs, both of which read one of the weights."""
+
+    def forward(self, x):
+        x = torch.tanh(self.one(self.trained(x)))
+        torch._dynamo.graph_break()
+        return self.two(torch.tanh(self.one(x))).square().mean()
+
+
+class Checkpointed(Base):
+    """Weights that a checkpointed region reads twice."""
+
+    def inside(self, x):
+        return self.three(torch.tanh(self.two(x)))
+
+    def forward(self, x):
+        return checkpoint(self.inside, self.one(self.trained(x)), use_reentrant=False).square().mean()
+
+
+class Dropping(Base):
+    """Random ops between frozen layers."""
+
+    def forward(self, x):
+        x = nn.functional.dropout(torch.relu(self.one(self.trained(x))), 0.3)
+        return self.three(nn.functional.dropout(torch.relu(self.two(x)), 0.3)).square().mean()
+
+
+class Returning(Base):
+    """A loss, a weight, and a view of another one."""
+
+    def forward(self, x):
+        x = self.two(torch.tanh(self.one(self.trained(x))))
+        return x.square().mean(), self.one.weight, self.two.weight.t()[1:3]
+
+
+class Sliced(Base):
+    """Parameters that share a storage, at other offsets than 0."""
+
+    def __init__(self):
+        super().__init__()
+        both = torch.cat([self.one.weight.detach(), self.two.weight.detach()])
+        self.one.weight = nn.Parameter(both[:WIDTH], requires_grad=False)
+        self.two.weight = nn.Parameter(both[WIDTH:], requires_grad=False)
+
+    def forward(self, x):
+        return self.three(torch.tanh(self.two(torch.tanh(self.one(self.trained(x)))))).square().mean()
+
+
+class Transposed(Base):
+    """A weight that is read as it is, transposed, and as a view of complex numbers."""
+
+    def forward(self, x):
+        w = self.one.weight
+        x = self.trained(x) @ w.t() + self.trained(x) @ w
+        turned = torch.view_as_complex(w.view(WIDTH, WIDTH // 2, 2)).conj()
+        return (x.square().mean() + torch.view_as_real(turned.resolve_conj()).mean() * x.mean()).abs()
+
+
+class Cast(Base):
+    """A frozen layer in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.one.to(torch.bfloat16)
+
+    def forward(self, x):
+        x = self.one(self.trained(x).to(torch.bfloat16)).float()
+        return self.two(x).square().mean()
+
+
+def run(kind, *, options=None, steps=4):
+    torch.manual_seed(0)
+    model = kind()
+    if options:
+        lmswap.enable(model, "1GiB", weights="swap", min_swap_bytes=1024, **options)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    seen = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        outputs = model(torch.randn(6, WIDTH))
+        loss, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss.backward()
+        seen += [loss.detach(), *(other.clone() for other in others)]
+        del outputs, others, loss
+        optimizer.step()
+        optimizer.zero_grad()
+    swapped_bytes = lmswap.report(model).swapped_in_bytes if options else 0
+    seen += [parameter.detach().clone() for parameter in model.parameters()]
+    lmswap.disable(model)
+    return seen, swapped_bytes
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.NotManaged")
+@pytest.mark.parametrize("options", [{"policy": "swap_all"}, {"policy": "swap_all", "verify": True}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Broken, Checkpointed, Dropping, Returning, Sliced, Transposed, Cast], ids=lambda kind: kind.__name__
+)
+def test_bits_are_those_of_plain_torch(kind, options):
+    expected, _ = run(kind)
+    found, swapped_bytes = run(kind, options=options)
+    assert same(found, expected)
+    assert swapped_bytes > 4 * WIDTH * WIDTH
+
+
+def test_a_returned_weight_is_the_parameter_itself():
+    torch.manual_seed(0)
+    model = lmswap.enable(Returning(), "1GiB", policy="swap_all", weights="swap", min_swap_bytes=1024)
+    _, weight, view = model(torch.randn(2, WIDTH))
+    with torch.no_grad():
+        model.one.weight.fill_(2)
+        model.two.weight.fill_(3)
+    assert torch.all(weight == 2)
+    assert torch.all(view == 3)
+    with pytest.warns(NotManaged, match="stay in the memory of the (disk|host) tier"):
+        lmswap.disable(model)
