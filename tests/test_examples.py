@@ -17,6 +17,9 @@ TINY = {
     "gpt_recipe": ["--layers", "1", "--batch", "2", "--steps", "1", "--budget", "1GiB"],
     "compile_backend": ["--layers", "1", "--batch", "16", "--budget", "1GiB"],
     "gpu_or_cpu": ["--batch", "2", "--side", "8", "--steps", "1", "--gpu-budget", "1GiB", "--cpu-budget", "1GiB"],
+    "frozen_base": [
+        *["--layers", "2", "--width", "64", "--batch", "4", "--steps", "2", "--budget", "1GiB", "--weights", "swap"],
+    ],
     "profile_inside": ["--layers", "1", "--batch", "16", "--budget", "1GiB", "--output", "profiled"],
 }
 SAYS = {"compile_backend": "the same bits as plain torch", "profile_inside": "lmswap profile: 3 steps in a block"}

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "make test-all": "tests/benchmarks/test_tests_kept.py",
     "make test-python": "make test",
     "make test-cpp": "make test",
+    "python examples/frozen_base.py --weights swap --budget 700MiB": "tests/test_examples.py",
     "make case-study": "tests/benchmarks/case_study/test_case_study.py",
     "make distributed": RECIPES,
     'make distributed RECIPE=resnet50 ARGUMENTS="--ranks 1 2 4"': RECIPES,

@@ -83,7 +83,7 @@ def test_quoted_predictions_are_the_stored_ones():
 
 
 def test_ranks_are_predicted_as_the_page_states():
-    page = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "distributed" / "README.md").read_text(encoding="utf-8")
     rows = [str(row) for row in predict_together()]
     assert len(rows) == 3
     assert all(row in page.splitlines() for row in rows)
