@@ -30,6 +30,7 @@ from lmswap.module_checks import (
     alive_parameters,
     check_apart,
     check_module,
+    check_swappable,
     named_parameters,
     one_device,
     parameters_of,
@@ -174,6 +175,8 @@ def enable(
     target = target_device(device, lies_on, options)
     if target != lies_on:
         options = replace(options, weights="swap")
+    if options.weights == "swap":
+        check_swappable(parameters, type(model).__name__)
     disable(model)
     session = _make_session(type(model).__name__, options, target, partial(named_parameters, weakref.ref(model)))
     if target != lies_on:

@@ -65,6 +65,15 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
+def check_swappable(parameters: Sequence[nn.Parameter], name: str) -> None:
+    """Raise OptionError if `fully_shard` has sharded one of ``parameters`` of model ``name``: it moves them itself."""
+    if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
+        raise OptionError(
+            f"weights='swap': fully_shard has sharded the parameters of {name}, and gathers and frees them itself; "
+            "leave weights out, or wrap the model in DistributedDataParallel"
+        )
+
+
 def named_parameters(model: weakref.ref[nn.Module]) -> dict[str, nn.Parameter]:
     """Return the parameters of ``model`` by all of their names, while it exists; faster than its `named_parameters`."""
     found: dict[str, nn.Parameter] = {}

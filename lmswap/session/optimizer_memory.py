@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -84,7 +84,9 @@ class TrainableParameters:
         )
 
     def _alive(self) -> Iterator[Tensor]:
-        return iter({id(parameter): parameter for parameter in self._parameters()}.values())
+        """Yield them once each; sparse ones, whose bytes torch does not tell, count nothing."""
+        found = {id(parameter): parameter for parameter in self._parameters() if parameter.layout is strided}
+        return iter(found.values())
 
     def _trained(self) -> Iterator[Tensor]:
         return (parameter for parameter in self._alive() if parameter.requires_grad)

@@ -77,6 +77,11 @@ class Weights:
         storages = {storage_id(s): s for s in (parameter.untyped_storage() for parameter in plain)}
         nbytes = sum(storage.nbytes() for storage in storages.values())
         del storages
+        for name, parameter in self._parameters().items():
+            nbytes_as_dense = parameter.numel() * parameter.element_size()
+            if nbytes_as_dense >= self._min_bytes and not has_plain_storage(parameter):
+                what = f"'{name}' ({format_bytes(nbytes_as_dense)})"
+                self._note(f"{what} is not swapped: it is a {type(parameter).__name__} without plain bytes")
         self.place(())
         for group in self._groups():
             is_resident = self._host_copies.find(group.storage) is None

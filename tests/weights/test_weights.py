@@ -167,6 +167,30 @@ def test_what_cannot_swap_weights_is_refused(given):
         enabled(network(), **given)
 
 
+def test_sharded_parameters_are_refused_by_name():
+    class DTensor(nn.Parameter):
+        """As torch.distributed.tensor names them."""
+
+    model = nn.Linear(4, 4)
+    model.weight = DTensor(torch.ones(4, 4))
+    with pytest.raises(OptionError, match="fully_shard has sharded the parameters of Linear"):
+        lmswap.enable(model, weights="swap")
+
+
+def test_a_parameter_without_plain_bytes_is_named():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain = nn.Linear(4, 4)
+            self.sparse = nn.Parameter(torch.eye(512).to_sparse(), requires_grad=False)
+
+        def forward(self, x):
+            return self.plain(x).sum()
+
+    model = enabled(Odd(), min_swap_bytes=1)
+    assert any("'sparse'" in note and "without plain bytes" in note for note in _session(model).all_notes)
+
+
 def test_an_unknown_choice_is_refused():
     with pytest.raises(OptionError, match="unknown weights 'always'"):
         enabled(network(), weights="always")
