@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--weights", default="auto", help="on a CPU: swap")
     arguments = parser.parse_args()
 
-    width = arguments.width
-    model = nn.Sequential(*(block(width) for _ in range(arguments.layers)))
+    width, layers = arguments.width, arguments.layers
+    model = nn.Sequential(*(block(width) for _ in range(layers)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"parameters: {sum(p.nbytes for p in model.parameters()) / 2**20:.0f} MiB")
     lmswap.enable(model, arguments.budget, device=device, weights=arguments.weights)
@@ -47,8 +47,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for step in range(arguments.steps):
         x = torch.randn(arguments.batch, width, device=device)
-        loss = (model(x) - x.flip(1)).square().mean()
-        loss.backward()
+        (loss := (model(x) - x.flip(1)).square().mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():  # within the same budget

@@ -31,7 +31,6 @@ from lmswap.module_checks import (
     check_apart,
     check_module,
     check_swappable,
-    named_parameters,
     one_device,
     parameters_of,
     target_device,
@@ -45,7 +44,7 @@ from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
 from lmswap.session.weights import Parameters
 from lmswap.torch_compat.dynamo import OptimizedModule, backend_of, isolate_traces, running_backend
-from lmswap.torch_compat.modules import compiled_call, set_compiled_call
+from lmswap.torch_compat.modules import compiled_call, named_parameters, set_compiled_call
 from lmswap.torch_compat.versions import take_untested_notice
 from lmswap.verify.summary import Verified
 
@@ -180,7 +179,11 @@ def enable(
     disable(model)
     session = _make_session(type(model).__name__, options, target, partial(named_parameters, weakref.ref(model)))
     if target != lies_on:
-        session.load(model)
+        try:
+            session.load(model)
+        except BaseException:
+            session.close()
+            raise
     _guard_compile()
     if (given := compiled_call(model)) is not None:
         session.notes.append(

@@ -12,7 +12,6 @@ from torch.nn.parameter import is_lazy
 from lmswap.errors import OptionError
 from lmswap.options import Options
 from lmswap.torch_compat.dynamo import OptimizedModule
-from lmswap.torch_compat.modules import own_tensors
 
 
 def check_module(model: object) -> None:
@@ -72,20 +71,6 @@ def check_swappable(parameters: Sequence[nn.Parameter], name: str) -> None:
             f"weights='swap': fully_shard has sharded the parameters of {name}, and gathers and frees them itself; "
             "leave weights out, or wrap the model in DistributedDataParallel"
         )
-
-
-def named_parameters(model: weakref.ref[nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters of ``model`` by all of their names, while it exists; faster than its `named_parameters`."""
-    found: dict[str, nn.Parameter] = {}
-    left: list[tuple[str, nn.Module | None]] = [("", model())]
-    while left:
-        path, module = left.pop()
-        if module is None:
-            continue
-        parameters, _ = own_tensors(module)
-        found |= {path + name: each for name, each in parameters.items() if isinstance(each, nn.Parameter)}
-        left += [(f"{path}{name}.", inner) for name, inner in reversed(module._modules.items())]
-    return found
 
 
 def alive_parameters(references: Sequence[weakref.ref[nn.Parameter]]) -> dict[str, nn.Parameter]:

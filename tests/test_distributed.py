@@ -462,8 +462,8 @@ def plan_together(rank, world, folder):
             {
                 "origin": step.origin,
                 "plan": step.plan.to_json(),
-                "machine": replace(session.machine, tiers=()).to_json(),
-                "link": repr(session.machine.tier("disk").link),
+                "machine": replace(session.plans._machine.now, tiers=()).to_json(),
+                "link": repr(session.plans._machine.now.tier("disk").link),
                 "notes": [*lmswap.report(network).notes],
                 "finite": all(tensor.isfinite().all().item() for tensor in losses),
             }

@@ -55,6 +55,10 @@ class GraphHandler(Protocol):
     def note(self, text: str) -> None:
         """Report a sentence on how the graphs run."""
 
+    def parameter_names(self) -> Mapping[int, str]:
+        """Return the names of the model's parameters, by `id`; empty where the model is not known."""
+        return {}
+
     def differentiated_twice(self) -> str:
         """Return the error for differentiating the region's gradients once more."""
         return "gradients of a captured graph cannot be differentiated once more"
@@ -105,7 +109,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: something is enabled that would change the graphs after they are planned.
     """
     refuse_graph_rewriters()
-    own_parameters, gradient_order = parameters_of(module), GradientOrder()
+    own_parameters, gradient_order = parameters_of(module, inputs, handler.parameter_names()), GradientOrder()
     gradient_order.instrument(module)
     compiler = aot_autograd.aot_autograd(
         fw_compiler=lambda graph, _: variant(graph).forward(graph),
@@ -197,12 +201,17 @@ class _GraphVariant(Variant):
         return outputs
 
 
-def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], dict[int, str]]:
-    """Return a function from a graph made of Dynamo's graph ``region`` to its parameters' names, by position."""
-    given = zip(region.graph.find_nodes(op="placeholder"), input_names(region.graph), strict=True)
+def parameters_of(
+    region: fx.GraphModule, inputs: Sequence[Any], known: Mapping[int, str]
+) -> Callable[[fx.Graph], dict[int, str]]:
+    """Return a function from a graph made of Dynamo's graph ``region`` to its parameters' names, by position.
+
+    Those ``known`` by `id` have their names in the model; Dynamo's are those in the frame that it captured.
+    """
+    given = zip(region.graph.find_nodes(op="placeholder"), input_names(region.graph), inputs, strict=True)
     own = {
-        aot_autograd.PlainAOTInput(position): name
-        for position, (node, name) in enumerate(given)
+        aot_autograd.PlainAOTInput(position): known.get(id(tensor), name)
+        for position, (node, name, tensor) in enumerate(given)
         if isinstance(node.meta.get("example_value"), nn.Parameter)
     }
 

@@ -34,7 +34,7 @@ from lmswap.errors import PlanInvalid
 from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import Schedule
-from lmswap.rewrite.views import geometry, users_from, view_of
+from lmswap.rewrite.views import alias_of, geometry, users_from, view_of
 from lmswap.runtime import ops
 from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_whole
 
@@ -253,7 +253,7 @@ class _SwapInserter:
             return min(alike)
         weight = self._own_weight(buffer)
         with self.graph.fx_graph.inserting_before(self.graph.output):
-            return view_of(weight, node, origin=weight.meta["val"])
+            return alias_of(weight, node)
 
     def _holders(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
         """Yield nodes with the buffer's bytes at ``anchor``: latest copy in first, then whole values, then views."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from lmswap.runtime import ops
@@ -16,15 +17,26 @@ def geometry(value: fx.Node) -> tuple[Any, ...]:
     return *place, tensor.is_conj(), tensor.is_neg()
 
 
-def view_of(storage: fx.Node, value: fx.Node, *, origin: Any = None) -> fx.Node:
-    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``.
+def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
+    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``."""
+    return _view_of(storage, value, 0)
 
-    ``origin`` is the traced tensor of ``storage`` if that is itself a view, which may begin within its memory.
-    """
+
+def alias_of(weight: fx.Node, value: fx.Node) -> fx.Node:
+    """As `view_of`, of an input that may begin within its memory; if torch can, a view that shares its version."""
+    traced, (dtype, size, stride, offset, *flags) = weight.meta["val"], geometry(value)
+    if dtype == traced.dtype and offset == traced.storage_offset() and not any(flags):
+        view: fx.Node = weight.graph.call_function(torch.ops.aten.as_strided.default, (weight, size, stride))
+        view.meta.update(value.meta)
+        return view
+    return _view_of(weight, value, traced.storage_offset() * traced.element_size())
+
+
+def _view_of(storage: fx.Node, value: fx.Node, begin: int) -> fx.Node:
+    """``begin`` is where ``storage`` begins in its memory, in bytes: offsets of views count from there."""
     dtype, size, stride, offset, *flags = geometry(value)
-    if origin is not None:  # offsets count from the first byte of ``storage``
-        offset -= origin.storage_offset() * origin.element_size() // dtype.itemsize
-    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, dtype, size, stride, offset, *flags))
+    arguments = (storage, dtype, size, stride, offset - begin // dtype.itemsize, *flags)
+    view: fx.Node = storage.graph.call_function(ops.view_bytes, arguments)
     view.meta.update(value.meta)
     return view
 

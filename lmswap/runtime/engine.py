@@ -191,7 +191,6 @@ class SwapEngine:
         address = flat.data_ptr()
         self._weight_in_of.pop(address, None)  # of a step that raised
         if handle is None or begin != 0 or storage.nbytes() != nbytes:
-            self.host_copies.num_missed += 1
             whole = torch.empty(0, dtype=torch.uint8, device=weight.device).set_(storage)
             first, last = max(0, begin), min(storage.nbytes(), begin + nbytes)
             flat[first - begin : last - begin].copy_(whole[first:last])

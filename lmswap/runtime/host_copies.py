@@ -16,7 +16,14 @@ import torch
 
 from lmswap.runtime import _C
 from lmswap.torch_compat.operators import eager_dispatch
-from lmswap.torch_compat.tensors import free_weak_storage, from_dlpack, storage_id, swap_data_pointers, weak_storage
+from lmswap.torch_compat.tensors import (
+    free_weak_storage,
+    from_dlpack,
+    is_expired,
+    storage_id,
+    swap_data_pointers,
+    weak_storage,
+)
 
 _CHUNK_BYTES = 2**30
 _NO_SWAP = -1  # in records, instead of a buffer's number, for a copy that is part of no step
@@ -35,7 +42,6 @@ class HostCopies:
         """``stream`` returns the current stream of ``device``."""
         self._native, self._tier, self.device, self._stream = native, tier, device, stream
         self._copies: dict[int, _HostCopy] = {}  # by `storage_id`
-        self.num_missed = 0  # swap-ins of weights that were not in their host copies, as they had been replaced
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -52,6 +58,10 @@ class HostCopies:
             TierError: the tier has no room; storages that were not moved yet stay where they are.
             TransferError: a copy failed; so do they.
         """
+        for number, copy in [*self._copies.items()]:
+            if is_expired(copy.storage):
+                del self._copies[number]
+                free_weak_storage(copy.storage)
         for chunk in _chunks(storages):
             blocks = self._make(chunk)
             for storage in chunk:

@@ -195,6 +195,10 @@ class _PlannedGraph(aot.GraphHandler):
         """See `lmswap.capture.aot.GraphHandler`."""
         self._session.note_on_graphs(text)
 
+    def parameter_names(self) -> Mapping[int, str]:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        return self._session.weights.names()
+
     def differentiated_twice(self) -> str:
         """See `lmswap.capture.aot.GraphHandler`."""
         return self._session.differentiated_twice()

@@ -84,7 +84,7 @@ class TrainableParameters:
         )
 
     def _alive(self) -> Iterator[Tensor]:
-        """Yield them once each; sparse ones, whose bytes torch does not tell, count nothing."""
+        """Yield them once each; sparse ones, which have no `nbytes`, count nothing."""
         found = {id(parameter): parameter for parameter in self._parameters() if parameter.layout is strided}
         return iter(found.values())
 

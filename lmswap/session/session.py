@@ -111,11 +111,12 @@ class Session:
             self.weights = Weights(
                 parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
             )
-            if options.weights == "swap":
-                self.memory.count(self.weights.manage())
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
+            if options.weights == "swap":
+                undoing.callback(self.weights.restore)
+                self.memory.count(self.weights.manage())
             undoing.pop_all()
         # Where what holds it is garbage before `close`: a compiled module that was deleted, and its last backward.
         weakref.finalize(self, _free, native, self.memory).atexit = False
@@ -429,7 +430,7 @@ class Session:
 
     def restore_weights(self) -> None:
         """Make weights resident; warn of those that stay in their host copies."""
-        if not self.engine.host_copies:
+        if not self.engine.host_copies or os.getpid() != self._process:  # a forked child has no engine
             return
         self.traces.evict_all()
         self.memory.trim()

@@ -17,7 +17,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.torch_compat.tensors import storage_id, storage_use_count
+from lmswap.torch_compat.tensors import storage_id, storage_use_count, tensor_use_count
 
 # Returns the parameters that a model has now, by all of their names: a caller may replace them.
 Parameters = Callable[[], Mapping[str, nn.Parameter]]
@@ -36,8 +36,13 @@ class _Group:
 
     @property
     def is_held_elsewhere(self) -> bool:
-        """Whether something beside these parameters owns the storage: it may have its address, as numpy arrays do."""
-        return storage_use_count(storage_id(self.storage)) > len(self.parameters) + _OWN_USE
+        """Whether something beside these parameters owns the storage, or one of them: it may have the address.
+
+        A numpy array does, and what DLPack exports. Memory that processes or files share has its own place, too.
+        """
+        is_owned = storage_use_count(storage_id(self.storage)) > len(self.parameters) + _OWN_USE
+        is_shared = self.storage.device.type == "cpu" and self.storage.is_shared()
+        return is_owned or is_shared or any(tensor_use_count(parameter) > 1 for parameter in self.parameters)
 
 
 class Weights:
@@ -56,8 +61,6 @@ class Weights:
         self._host_copies, self._min_bytes, self._note = host_copies, min_bytes, note
         self._trained: frozenset[str] = frozenset()  # that a graph has differentiated
         self._kept: dict[str, int] = {}  # resident ones that plans count, by the first name: their bytes
-        self._placed: list[tuple[Program, Plan]] | None = None  # the plans by which weights were placed last
-        self._num_missed = 0  # replaced weights that steps had come upon by then
         self.is_managed = False
 
     def manage(self) -> int:
@@ -110,7 +113,7 @@ class Weights:
         Raises:
             TransferError: a copy failed.
         """
-        self._placed, left_bytes = None, 0
+        left_bytes = 0
         for group in self._groups():
             if not group.is_held_elsewhere:
                 self._host_copies.move_in(group.storage)
@@ -133,6 +136,10 @@ class Weights:
                 found |= dict.fromkeys(group.names, 0) | {group.names[0]: nbytes}
         return found
 
+    def names(self) -> dict[int, str]:
+        """Return the first name of each parameter of the model, by `id`."""
+        return {id(parameter): name for name, parameter in reversed([*self._parameters().items()])}
+
     def note_trained(self, names: Collection[str]) -> bool:
         """Place parameters of these ``names`` no more, as a graph differentiates them; whether any was placeable."""
         newly = frozenset(names) - self._trained
@@ -142,7 +149,6 @@ class Weights:
                 if not group.is_held_elsewhere:
                     self._host_copies.move_in(group.storage)
                 self._kept.pop(group.names[0], None)
-                self._placed = None
         return self.is_managed and bool(newly)
 
     def place(self, plans: Sequence[tuple[Program, Plan]]) -> bool:
@@ -157,7 +163,7 @@ class Weights:
             TierError: the tier has no room; weights stay where they are.
             TransferError: a copy failed.
         """
-        if not self.is_managed or self._is_placed(plans):
+        if not self.is_managed:
             return False
         kept, moved = set[str](), set[str]()
         for program, plan in plans:
@@ -179,12 +185,7 @@ class Weights:
         self._host_copies.move_out(leaving)  # first: it frees memory
         for storage in entering:
             self._host_copies.move_in(storage)
-        self._placed, self._num_missed = [*plans], self._host_copies.num_missed
         return bool(leaving or entering)
-
-    def _is_placed(self, plans: Sequence[tuple[Program, Plan]]) -> bool:
-        placed = self._placed if self._num_missed == self._host_copies.num_missed else None
-        return placed is not None and len(placed) == len(plans) and all(map(_are_same, placed, plans))
 
     @property
     def kept_bytes(self) -> int:
@@ -213,7 +214,3 @@ class Weights:
                 if all(parameter is not each for each in parameters):
                     parameters.append(parameter)
         return [_Group(tuple(n), tuple(p), p[0].untyped_storage()) for n, p in found.values()]
-
-
-def _are_same(one: tuple[Program, Plan], other: tuple[Program, Plan]) -> bool:
-    return one[0] is other[0] and one[1].swaps == other[1].swaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,20 @@ def all_own_tensors(model: nn.Module) -> list[Tensor | None]:
         tensors += buffers.values()
         left += module._modules.values()
     return tensors
+
+
+def named_parameters(model: weakref.ref[nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the parameters of ``model`` by all of their names, while it exists; faster than its `named_parameters`."""
+    found: dict[str, nn.Parameter] = {}
+    left: list[tuple[str, nn.Module | None]] = [("", model())]
+    while left:
+        path, module = left.pop()
+        if module is None:
+            continue
+        parameters, _ = own_tensors(module)
+        found |= {path + name: each for name, each in parameters.items() if isinstance(each, nn.Parameter)}
+        left += [(f"{path}{name}.", inner) for name, inner in reversed(module._modules.items())]
+    return found
 
 
 def eager_call(model: nn.Module) -> Callable[..., Any]:

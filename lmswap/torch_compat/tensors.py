@@ -21,6 +21,8 @@ tensor_id: Callable[[Tensor], int] = operator.attrgetter("_cdata")
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 # The number of C++ owners of the storage with this `storage_id`.
 storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
+# The number of C++ owners of a tensor: its Python object is one, what DLPack exports and saved tensors are others.
+tensor_use_count: Callable[[Tensor], int] = operator.methodcaller("_use_count")
 # The dispatch keys of a tensor; ``raw_repr()`` of the result has a bit for each.
 dispatch_keys: Callable[[Tensor], torch._C.DispatchKeySet] = torch._C._dispatch_keys
 # As torch.from_dlpack, without 3 µs of argument checks.

@@ -132,7 +132,8 @@ def engine(tmp_path_factory):
     native.open_disk_tier(str(tmp_path_factory.mktemp("swap")), 2**26)
     for tier in _TIERS:
         native.reserve(tier, 2**22)
-    engine = PoisoningEngine(torch.device("cpu"), native, NoMemory(), describe=lambda number: (str(number), "an op"))
+    about = {"tier": "disk", "describe": lambda number: (str(number), "an op")}
+    engine = PoisoningEngine(torch.device("cpu"), native, NoMemory(), **about)
     yield engine
     engine.close()
 

@@ -1,6 +1,6 @@
 """A replanner measures, decides and acts once per step boundary; engine, memory and budget are stand-ins."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +15,7 @@ from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.replan_reasons import UnusedMargin, WarmUpGrowth
 from lmswap.runtime.step_record import EndedStep, Peaks
+from lmswap.session import plan_store
 from lmswap.session.allowance import Allowance, Held, TrainedMemory
 from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes
@@ -132,6 +133,22 @@ def test_the_machine_is_measured_once_a_replan_moves_tensors(monkeypatch):
     model.run()
     assert model.step.moves and model.step.machine.is_measured, model.notes[-1]
     assert len(model.measured) == 1
+
+
+def test_pricing_a_cached_plan_imports_what_it_needs_without_counting(monkeypatch):
+    model, events = Model(monkeypatch), []
+
+    @contextmanager
+    def uncounted():
+        events.append("counting ends")
+        yield
+        events.append("counting goes on")
+
+    model.memory.uncounted = uncounted
+    monkeypatch.setattr(plan_store, "is_search_imported", lambda: False)
+    monkeypatch.setattr(plan_store, "import_search", lambda: events.append("import"))
+    model.plans.priced(model.step)
+    assert events == ["counting ends", "import", "counting goes on"]
 
 
 def test_a_misplaced_tensor_raises_retention_and_changes_offsets(monkeypatch):

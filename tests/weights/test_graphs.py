@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lmswap
 from lmswap.errors import NotManaged
+from tests.training import session_of
 from tests.weights.adapted import same
 
 WIDTH = 32
@@ -138,3 +139,53 @@ def test_a_returned_weight_is_the_parameter_itself():
     assert torch.all(view == 3)
     with pytest.warns(NotManaged, match="stay in the memory of the (disk|host) tier"):
         lmswap.disable(model)
+
+
+class Scaled(nn.Module):
+    """A layer that breaks the graph, and whose weight has the name that others' have, too."""
+
+    def __init__(self, *, trained: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH, requires_grad=trained)
+
+    def forward(self, x):
+        x = torch.tanh(x @ self.weight)
+        torch._dynamo.graph_break()
+        return torch.tanh(x @ self.weight.t())
+
+
+class Nested(nn.Module):
+    """A trained and a frozen layer, each in graphs of its own, below a frozen weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Scaled(trained=True), Scaled(trained=False)
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH, requires_grad=False)
+
+    def forward(self, x):
+        return self.two(self.one(x @ self.weight)).square().mean()
+
+
+def test_parameters_are_known_by_their_identity_in_frames_of_inner_modules():
+    expected, _ = run(Nested)
+    found, swapped_bytes = run(Nested, options={"policy": "swap_all"})
+    assert same(found, expected)
+    assert swapped_bytes > 4 * WIDTH * WIDTH
+    torch.manual_seed(0)
+    model = lmswap.enable(Nested(), "1GiB", policy="swap_all", weights="swap", min_swap_bytes=1024)
+    model(torch.randn(6, WIDTH)).backward()
+    find = session_of(model).engine.host_copies.find
+    assert find(model.one.weight.untyped_storage()) is None  # trained
+    assert find(model.two.weight.untyped_storage()) is not None
+    assert find(model.weight.untyped_storage()) is not None
+
+
+@pytest.mark.parametrize("name", ["one", "two", "three"])
+def test_a_weight_that_is_written_before_its_backward_is_detected(name):
+    torch.manual_seed(0)
+    model = lmswap.enable(Dropping(), "1GiB", policy="swap_all", weights="swap", min_swap_bytes=1024)
+    loss = model(torch.randn(6, WIDTH))
+    with torch.no_grad():
+        getattr(model, name).weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

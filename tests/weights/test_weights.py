@@ -2,13 +2,14 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import lmswap
 from lmswap.api import _session
-from lmswap.errors import OptionError
+from lmswap.errors import NotManaged, OptionError
 from tests.weights.adapted import network, same, tokens, train
 
 LEAST = {"budget": "1%", "weights": "swap", "min_swap_bytes": "512KiB"}
@@ -219,3 +220,75 @@ def test_recurrent_layers_outside_of_graphs_read_weights_in_place():
     model = enabled(tagger())
     assert same(train(model, 4), train(tagger(), 4))
     assert host_copies(model) > 0
+
+
+SMALL = {"policy": "swap_all", "weights": "swap", "min_swap_bytes": 512}
+
+
+def small():
+    """A frozen layer under a trained one, after a step with swapped weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 4))
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+            self.layers[0].requires_grad_(False)
+
+        def forward(self, x):
+            return self.layers(x).square().mean()
+
+    return Loss()
+
+
+def one_step(model):
+    loss = model(torch.ones(3, 32))
+    loss.backward()
+    return loss.item()
+
+
+def test_what_dlpack_exports_stays_where_it_is():
+    model = lmswap.enable(small(), "1GiB", **SMALL)
+    one_step(model)
+    weight = model.layers[0].weight
+    array = np.from_dlpack(weight)
+    one_step(model)
+    with pytest.warns(NotManaged, match="stay in the memory of the disk tier"):
+        lmswap.disable(model)
+    assert array.ctypes.data == weight.data_ptr()
+    array[0, 0]  # still mapped
+
+
+def test_memory_that_a_file_shares_stays_there(tmp_path):
+    path = str(tmp_path / "weight")
+    model = small()
+    weight = torch.from_file(path, shared=True, size=32 * 32).view(32, 32)
+    weight.copy_(model.layers[0].weight)
+    model.layers[0].weight = nn.Parameter(weight, requires_grad=False)
+    del weight
+    lmswap.enable(model, "1GiB", **SMALL)
+    one_step(model)
+    model.layers[0].weight.fill_(2)
+    lmswap.disable(model)
+    assert torch.all(torch.from_file(path, shared=True, size=32 * 32) == 2)
+
+
+def test_a_refused_enable_leaves_weights_as_they_were():
+    model = small()
+    address = model.layers[0].weight.data_ptr()
+    with pytest.raises(OptionError, match="more than the device has"):
+        lmswap.enable(model, "900TiB", **SMALL)
+    assert model.layers[0].weight.data_ptr() == address
+
+
+def test_a_replaced_weight_is_placed_again_when_the_next_step_begins():
+    model = lmswap.enable(small(), "1GiB", **SMALL)
+    one_step(model)
+    state = {"layers.0.weight": torch.ones(32, 32)}
+    model.load_state_dict(state, strict=False, assign=True)
+    model.layers[0].weight.requires_grad_(False)
+    del state
+    one_step(model)
+    assert _session(model).engine.host_copies.find(model.layers[0].weight.untyped_storage()) is not None
+    assert host_copies(model) == 1

@@ -71,7 +71,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
     """
     refuse_graph_rewriters()
-    own_parameters, gradient_order = parameters_of(module), GradientOrder()
+    own_parameters, gradient_order = parameters_of(module, inputs, handler.parameter_names()), GradientOrder()
     gradient_order.instrument(module)
     patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(

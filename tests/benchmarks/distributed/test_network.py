@@ -27,7 +27,7 @@ def test_a_network_with_a_name_can_be_written_down(name):
 
 
 def test_the_network_that_the_page_describes_can_be_read():
-    page = (Path(__file__).parents[3] / "docs" / "ranks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "benchmarks" / "distributed" / "README.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```json\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert Network.from_json(text).between_nodes.seconds(2**16) == 5e-5
 
