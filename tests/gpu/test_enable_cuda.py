@@ -16,6 +16,7 @@ from tests.models import CASES, Case
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("deterministic"),
 ]
 SMALL = 4096
 ALONE = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no other GPU to swap to")
@@ -25,14 +26,6 @@ TIERS = ("host", "disk", "compressed", "peer")
 def on(tier, *values, is_slow):
     """A test's parameters, ``tier`` the last of them."""
     return pytest.param(*values, tier, marks=[ALONE] * (tier == "peer") + [pytest.mark.slow] * is_slow)
-
-
-@pytest.fixture(autouse=True)
-def deterministic(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "auto", num_steps: int = 3, **options):

@@ -7,22 +7,16 @@ import torch
 
 import lmswap
 from lmswap.errors import OptionError
+from tests.gpu.trainings import begin
 from tests.training import session_of
 from tests.weights.adapted import network, same, train
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("deterministic"),
 ]
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def deterministic(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def on_host(**size):
@@ -34,9 +28,7 @@ def on_host(**size):
 def plain(steps, **size):
     """What plain torch computes, in host memory."""
     found = on_cpu(train(on_host(**size).cuda(), steps))
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
+    begin()
     return found
 
 
