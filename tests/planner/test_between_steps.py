@@ -11,11 +11,11 @@ from lmswap.errors import PlanInfeasible, TierError
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.ir.schedule import schedule
-from lmswap.planner import make_plan
 from lmswap.planner.between_steps import without_weights_between_steps
 from tests.cases import FACTOR
-from tests.ir.build import Step, build, unit_machine
+from tests.ir.build import Step, build
 from tests.ir.strategies import cyclic_steps
+from tests.planner.plans import plan_of
 
 # Weights are read in the forward and again, in the reverse order, in the backward.
 FROZEN = """
@@ -32,19 +32,6 @@ FROZEN = """
 
 def frozen(**sizes: int) -> Step:
     return build(FROZEN, weights="WA WB WC", outputs="y", tangents="t", sizes=sizes)
-
-
-def plan_of(step: Step, budget_bytes: int, policy: str = "auto") -> Plan:
-    return make_plan(
-        policy,
-        step.program,
-        step.costs,
-        unit_machine(),
-        budget_bytes=budget_bytes,
-        tier="host",
-        min_swap_bytes=1,
-        fetches_weights=True,
-    )
 
 
 def check_fetches(step: Step, plan: Plan) -> None:
@@ -64,14 +51,14 @@ def check_fetches(step: Step, plan: Plan) -> None:
 @pytest.mark.parametrize("budget", range(10, 16))
 def test_weights_that_move_are_non_resident_between_steps(budget):
     step = frozen(WA=3, WB=3, WC=3)
-    plan = plan_of(step, budget)
+    plan = plan_of("auto", step, budget, fetches_weights=True)
     check_fetches(step, plan)
     assert plan.predicted_peak_bytes <= budget
 
 
 def test_all_that_can_be_swapped_is():
     step = frozen(WA=3, WB=3, WC=3)
-    plan = plan_of(step, 100, policy="swap_all")
+    plan = plan_of("swap_all", step, 100, fetches_weights=True)
     check_fetches(step, plan)
     # WC is used by two ops in a row: it is fetched once, the others twice.
     assert len([swap for swap in plan.swaps if step.program.buffers[swap.buffer].nbytes == 3]) == 5
@@ -84,7 +71,7 @@ def test_random_plans_leave_no_weight_between_steps(step, share):
     memory = StepMemory(step.program, step.costs)
     low, high = int(memory.floor.max(initial=0)), memory.peak.nbytes
     try:
-        plan = plan_of(step, max(1, int(low + share * (high - low))))
+        plan = plan_of("auto", step, max(1, int(low + share * (high - low))), fetches_weights=True)
     except (PlanInfeasible, TierError):
         assume(False)
     check_fetches(step, plan)

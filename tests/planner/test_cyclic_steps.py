@@ -26,6 +26,7 @@ from lmswap.planner.simulate import simulate_swaps
 from tests.cases import FACTOR
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import cyclic_steps, machines
+from tests.planner.plans import plan_of
 from tests.planner.random_swaps import random_plans
 
 # Every weight is idle for two of three seconds, and moves in one.
@@ -53,13 +54,6 @@ def layers(**sizes: int) -> Step:
 
 def trained(**sizes: int) -> Step:
     return build(TRAINED, weights="WA", states="SA", summed="gA", tangents="t", outputs="y", sizes=sizes)
-
-
-def plan_of(step: Step, budget_bytes: int, machine: Machine | None = None, policy: str = "auto") -> Plan:
-    machine = machine or unit_machine()
-    return make_plan(
-        policy, step.program, step.costs, machine, budget_bytes=budget_bytes, tier="host", min_swap_bytes=1
-    )
 
 
 def with_swaps(step: Step, *swaps: Swap) -> Plan:
@@ -105,7 +99,7 @@ def test_the_step_ends_when_its_copies_out_have_ended() -> None:
 
 
 def test_copies_out_of_what_no_op_writes_are_never_planned() -> None:
-    plan = plan_of(layers(WA=2, WB=2, WC=2), budget_bytes=6)
+    plan = plan_of("auto", layers(WA=2, WB=2, WC=2), budget_bytes=6)
     assert plan.swaps
     assert all(swap.out_start is None for swap in plan.swaps)
 
@@ -192,28 +186,28 @@ def test_state_that_streams_through_the_device_keeps_both_lanes_busy() -> None:
     states = [f"S{number}" for number in range(40)]
     updates = "".join(f"\n u{state} 0.25: {state} -> {state}" for state in states)
     step = build(f"update{updates}", states=" ".join(states), sizes=dict.fromkeys(states, 4))
-    plan = plan_of(step, 24, unit_machine(both_factor=0.82))
+    plan = plan_of("auto", step, 24, unit_machine(both_factor=0.82))
     assert plan.certificate is not None
     assert plan.predicted_seconds <= 1.13 * plan.certificate.seconds
 
 
 def test_policies_that_move_activations_only_refuse_weights() -> None:
     with pytest.raises(OptionError, match="moves activations only"):
-        plan_of(layers(), 5, policy="tflms")
+        plan_of("tflms", layers(), 5)
 
 
 def test_a_refusal_needs_no_more_than_the_peak() -> None:
     step = build("inference\n a 1: x W -> p\n b 1: p V -> q", weights="W V", sizes={"W": 40_000, "V": 40_000})
     with pytest.raises(PlanInfeasible) as refusal:
-        plan_of(step, 70_000, policy="recompute")
+        plan_of("recompute", step, 70_000)
     assert refusal.value.needed_bytes == 80_002
 
 
 def test_a_tier_without_room_for_weights_leaves_them_resident() -> None:
     step = layers(WA=4096, WB=4096, WC=4096)
-    assert plan_of(step, 2 * 4096 + 2, unit_machine(capacity=2 * 4096)).swaps
+    assert plan_of("auto", step, 2 * 4096 + 2, unit_machine(capacity=2 * 4096)).swaps
     with pytest.raises(PlanInfeasible):
-        plan_of(step, 2 * 4096 + 2, unit_machine(capacity=4095))
+        plan_of("auto", step, 2 * 4096 + 2, unit_machine(capacity=4095))
 
 
 @pytest.mark.parametrize(("update_first", "can_recompute"), [(False, True), (True, False)])
@@ -234,7 +228,7 @@ def test_weights_are_read_by_recomputes_until_their_update(update_first: bool, c
         outputs="y",
         sizes={"a": 4, "m": 8},
     )
-    plan = plan_of(step, 12, unit_machine(out=0.01, into=0.01))
+    plan = plan_of("auto", step, 12, unit_machine(out=0.01, into=0.01))
     assert [recompute.op for recompute in plan.recomputes] == ([0] if can_recompute else [])
 
 
@@ -295,7 +289,7 @@ def test_no_plan_of_a_random_cyclic_step_is_faster_than_its_bound(step: Step, sp
     machine, budget_bytes = unit_machine(out=rate, into=rate), budget_over_floor(step, spare_bytes)
     possible = [simulate(step.program, step.costs, machine, p).seconds for p in every_plan(step, budget_bytes)]
     try:
-        plan = plan_of(step, budget_bytes, machine)  # verifies the plan and its certificate
+        plan = plan_of("auto", step, budget_bytes, machine)  # verifies the plan and its certificate
     except PlanInfeasible as refusal:
         assert refusal.needed_bytes > budget_bytes
         assert not possible

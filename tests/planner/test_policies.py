@@ -26,6 +26,7 @@ from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.models import quick_of
 from tests.planner.instances import INSTANCES, Instance
+from tests.planner.plans import plan_of
 from tests.planner.problems import problem_of
 
 SEARCHES = ("auto", "swap", "recompute")  # what they find need not be the best there is
@@ -48,11 +49,6 @@ CHAIN = build(
     tangents="t",
     gradients="gx",
 )
-
-
-def plan_of(policy, step, budget_bytes, machine=None, **parameters):
-    options = {"tier": "host", "min_swap_bytes": 1} | parameters
-    return make_plan(policy, step.program, step.costs, machine or unit_machine(), budget_bytes=budget_bytes, **options)
 
 
 def swaps_of(step, plan):
