@@ -16,7 +16,8 @@ A weight has a host copy for good, in which the graph's own input lies; it is on
     flat = weight_in_start(weight)          memory is taken, the copy in is queued
     ready = weight_in_wait(flat, weight)    compute waits for it; views are rebuilt from its bytes
 
-What a graph returns, or saves over a gap in which the weight is non-resident, are views of the input itself.
+What a graph returns, or saves over a gap in which the weight is non-resident, are views of the input itself. Where the
+backward reads a copy that the forward has fetched, the input is saved, too, for autograd to check its version.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def insert_swaps(
         for action in sorted(segment_actions):
             editor.apply(action, offset=action.position - segment.start)
         editor.finish()
-    for forward, backward in pairwise(graphs):
+    for (editor, _), (forward, backward) in zip(pairwise(editors), pairwise(graphs), strict=True):
         forward.save(drop_unread(backward, zip(forward.saved, backward.inputs, strict=False)))
+        editor.save_own_weights(backward)
 
 
 def _last_uses(program: Program, plan: Plan) -> list[int]:
@@ -245,6 +247,17 @@ class _SwapInserter:
             if buffer is not None and not (is_saved and buffer not in self.left_weights):
                 returned[position] = self._own_view(buffer, node)
         output.args = (tuple(returned),)
+
+    def save_own_weights(self, backward: SegmentGraph) -> None:
+        """Save the graph's own input beside each copy of a weight, for autograd to check that nobody writes it."""
+        saved = self.graph.saved
+        for buffer in self.weights:
+            own = self._own_weight(buffer) if any(value in saved for value in self._values[buffer]) else None
+            if own is not None and own not in saved:
+                # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.
+                saved.insert(0, own)
+                backward.take(f"own_{buffer}", own.meta["val"])
+        self.graph.save(saved)
 
     def _own_view(self, buffer: int, node: fx.Node) -> fx.Node:
         """Return a value like ``node`` on the memory of the graph's own input."""

@@ -1,5 +1,7 @@
 """Swapped weights in models of several graphs, with recomputation, shared and returned weights: plain torch's bits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 import lmswap
 from lmswap.errors import NotManaged
+from lmswap.ir.program import BufferKind
+from lmswap.planner import make_plan, reprice
+from lmswap.session import planner
 from tests.training import session_of
 from tests.weights.adapted import same
 
@@ -180,8 +185,19 @@ def test_parameters_are_known_by_their_identity_in_frames_of_inner_modules():
     assert find(model.weight.untyped_storage()) is not None
 
 
+def fetched_once(policy, program, costs, machine, *, budget_bytes, **limits):
+    """Return the plan that fetches each weight at its first use and holds the copy over the backward's start."""
+    plan = make_plan(policy, program, costs, machine, budget_bytes=budget_bytes, **limits)
+    weights = {buffer.id for buffer in program.buffers if buffer.kind is BufferKind.WEIGHT}
+    kept = (swap for swap in plan.swaps if swap.buffer not in weights or swap.crosses_end(len(program.ops)))
+    fewer = replace(plan, swaps=tuple(kept))
+    return reprice(fewer, program, costs, machine, min_swap_bytes=limits["min_swap_bytes"], tier=limits["tier"])
+
+
+@pytest.mark.parametrize("planned", [make_plan, fetched_once], ids=["fetched again", "fetched once"])
 @pytest.mark.parametrize("name", ["one", "two", "three"])
-def test_a_weight_that_is_written_before_its_backward_is_detected(name):
+def test_a_weight_that_is_written_before_its_backward_is_detected(name, planned, monkeypatch):
+    monkeypatch.setattr(planner, "make_plan", planned)
     torch.manual_seed(0)
     model = lmswap.enable(Dropping(), "1GiB", policy="swap_all", weights="swap", min_swap_bytes=1024)
     loss = model(torch.randn(6, WIDTH))
