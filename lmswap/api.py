@@ -29,6 +29,7 @@ from lmswap.log_output import set_up_logging
 from lmswap.module_checks import (
     alive_parameters,
     check_apart,
+    check_has_values,
     check_module,
     check_swappable,
     one_device,
@@ -170,6 +171,7 @@ def enable(
         gc.collect()  # unreferenced models in cycles: their memory would count as in use
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
+    check_has_values(model)
     lies_on = one_device([*parameters, *model.buffers()])
     target = target_device(device, lies_on, options)
     if target != lies_on:
@@ -218,6 +220,11 @@ def disable(model: nn.Module) -> None:
         session.restore_weights()
     finally:
         session.close()
+
+
+def is_enabled(model: nn.Module) -> bool:
+    """Whether ``model`` is enabled; for the callbacks of trainers."""
+    return model in _sessions
 
 
 def report(model: nn.Module) -> Report:

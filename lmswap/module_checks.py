@@ -13,6 +13,8 @@ from lmswap.errors import OptionError
 from lmswap.options import Options
 from lmswap.torch_compat.dynamo import OptimizedModule
 
+_MAX_NAMES = 4  # in a message
+
 
 def check_module(model: object) -> None:
     """Raise OptionError if ``model`` is no module whose code can be captured."""
@@ -64,6 +66,21 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
+def check_has_values(model: nn.Module) -> None:
+    """Raise OptionError, which names them, if parameters or buffers of ``model`` are on 'meta', without values."""
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    without = [path for path, tensor in tensors if tensor.is_meta]
+    if without:
+        saved = model.state_dict()
+        computed = [path for path in without if path not in saved]
+        and_compute = f"; compute {_quoted(computed)}, which checkpoints lack and to_empty leaves undefined"
+        raise OptionError(
+            f"{type(model).__name__} has no values for {_quoted(without)}, on 'meta': load the checkpoint, file by "
+            "file, with load_state_dict(tensors, strict=False, assign=True), then tie what shares a parameter again"
+            f"{and_compute * bool(computed)}"
+        )
+
+
 def check_swappable(parameters: Sequence[nn.Parameter], name: str) -> None:
     """Raise OptionError if `fully_shard` has sharded one of ``parameters`` of model ``name``: it moves them itself."""
     if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
@@ -97,7 +114,12 @@ def target_device(requested: str | torch.device | None, lies_on: torch.device, o
     """
     if requested is None:
         return lies_on
-    target = torch.device(requested)
+    try:
+        target = torch.device(requested)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"device={requested!r}: {error}") from None
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"device={str(target)!r}: torch can use {torch.cuda.device_count()} GPUs here")
     if str(target) == "cuda":
         target = torch.device("cuda", torch.cuda.current_device())
     if target == lies_on:
@@ -112,3 +134,9 @@ def target_device(requested: str | torch.device | None, lies_on: torch.device, o
             f"tier='host'; not weights='{options.weights}', compiler='{options.compiler}' and tier='{options.tier}'"
         )
     return target
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Return the first of ``names`` in quotes, and how many there are more."""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(f"'{name}'" for name in names[:_MAX_NAMES]) + more

@@ -25,6 +25,7 @@ from lmswap.errors import (
     TransferError,
 )
 from lmswap.hardware.memory import _RESIDENT
+from lmswap.module_checks import one_device
 from lmswap.runtime import _C
 from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, quick_of, tight_budget
 from tests.training import loss_and_gradients, same_bits
@@ -598,8 +599,10 @@ def test_models_that_have_no_single_device_or_no_shapes_are_refused():
     with pytest.raises(OptionError, match=r"'1\.weight' of Sequential has no shape yet: call the model once"):
         lmswap.enable(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with pytest.raises(OptionError, match="one device"):
+    with pytest.raises(OptionError, match=r"no values for '1\.weight', '1\.bias', on 'meta'"):
         lmswap.enable(mixed)
+    with pytest.raises(OptionError, match="one device"):
+        one_device([*mixed.parameters()])
 
 
 def test_directories_that_cannot_hold_swapped_bytes_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 import lmswap
+from lmswap.api import is_enabled
 from lmswap.errors import OptionError
 from lmswap.options import Options
 from lmswap.reporting import Report
@@ -26,14 +27,30 @@ class ManagedTraining:
             OptionError: one of them cannot be read; raised here, before data are loaded.
         """
         self._options = {"budget": budget, **options}
-        Options.from_mapping(self._options)
+        Options.from_mapping({name: value for name, value in self._options.items() if name != "device"})
         self._module: nn.Module | None = None
+        self._disables = True  # what it has enabled
         self._last: Report | None = None
 
     def begin(self, module: nn.Module) -> None:
-        """Enable ``module``, on its device, before the trainer trains it; see `lmswap.enable`."""
+        """Enable ``module``, on its device, before the trainer trains it; see `lmswap.enable`.
+
+        One that is enabled already stays as it is, also at the end: a trainer would first move the whole of it to the
+        GPU, which may be too small.
+
+        Raises:
+            OptionError: it is enabled already, and arguments were given here, too.
+        """
         self.abandon()  # a training whose failure was not reported
-        self._module = lmswap.enable(module, **self._options)
+        self._disables = not is_enabled(module)
+        if self._disables:
+            lmswap.enable(module, **self._options)
+        elif self._options != {"budget": "auto"}:
+            raise OptionError(
+                f"{type(module).__name__} is enabled already: leave out arguments here ({', '.join(self._options)}), "
+                "or the call of lmswap.enable"
+            )
+        self._module = module
 
     def report(self) -> Report:
         """Return the report of the training under way, or the last one at its end.
@@ -48,14 +65,15 @@ class ManagedTraining:
         return self._last
 
     def end(self) -> None:
-        """Log and keep the report, and disable the module."""
+        """Log and keep the report, and disable the module if `begin` has enabled it."""
         if self._module is not None:
             self._last = self.report()
             _log.info("%s", self._last)
             self.abandon()
 
     def abandon(self) -> None:
-        """Disable the module after a failure, without using its device, which may have failed, too. Idempotent."""
+        """Disable the module, as `end` does, after a failure, also of its device. Idempotent."""
         if self._module is not None:
             module, self._module = self._module, None
-            lmswap.disable(module)
+            if self._disables:
+                lmswap.disable(module)

@@ -3,6 +3,7 @@
 import pytest
 from torch import nn
 
+import lmswap
 from lmswap.errors import OptionError
 from lmswap.integrations.training import ManagedTraining
 
@@ -33,3 +34,20 @@ def test_a_training_restarted_before_its_end_leaves_no_model_enabled(enabled):
     training.begin(second)
     training.end()
     assert not enabled()
+
+
+def test_a_model_that_is_enabled_already_stays_so_and_is_reported():
+    model = lmswap.enable(nn.Linear(2, 2), "1GiB")
+    training = ManagedTraining("auto", {})
+    training.begin(model)
+    training.end()
+    assert training.report().budget_bytes == lmswap.report(model).budget_bytes == 2**30
+    with pytest.raises(OptionError, match=r"Linear is enabled already: leave out arguments here \(budget, wipe\), or"):
+        ManagedTraining("2GiB", {"wipe": True}).begin(model)
+    lmswap.disable(model)
+
+
+def test_the_device_is_passed_through():
+    training = ManagedTraining("1GiB", {"device": "cuda:99"})
+    with pytest.raises(OptionError, match=r"device='cuda:99': torch can use \d GPUs here"):
+        training.begin(nn.Linear(2, 2, device="cpu"))
