@@ -1,6 +1,7 @@
 """Weights that do not fit are non-resident between steps, and results are those of plain torch."""
 
 import copy
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -257,6 +258,37 @@ def one_step(model):
     loss = model(torch.ones(3, 32))
     loss.backward()
     return loss.item()
+
+
+def child_of(weight, connection):
+    """Write a part of ``weight``, and send the rest once the parent has freed its own memory of it."""
+    torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
+    weight[0].fill_(7)
+    connection.send("written")
+    connection.recv()
+    connection.send((weight[:2] + 0).tolist())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_has_weights_of_its_own():
+    model = lmswap.enable(small(), "1GiB", **SMALL)
+    one_step(model)
+    weight = model.layers[0].weight
+    before, context = weight.clone(), multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=child_of, args=(weight, there), daemon=True)
+    assert host_copies(model) == 1
+    child.start()
+    assert here.recv() == "written"
+    assert torch.equal(weight, before)
+    del weight
+    lmswap.disable(model)
+    here.send("freed")
+    assert here.poll(30), "the child has ended"
+    assert here.recv() == [[7.0] * 32, before[1].tolist()]
+    child.join()
+    assert child.exitcode == 0
+    assert torch.equal(model.layers[0].weight, before)
 
 
 def test_what_dlpack_exports_stays_where_it_is():

@@ -29,7 +29,7 @@ IoStorage::~IoStorage() {
   if (descriptor_ < 0) return;
   // A child forked meanwhile also has the file open, and would keep its pages or disk space allocated for as long as it
   // lives, as a data loader's worker does.
-  const bool may_be_held = getpid() == process_ && num_forks != num_forks_before_;
+  const bool may_be_held = getpid() == process_ && num_forks != num_forks_before_ && !is_kept_for_children_;
   if (may_be_held && ftruncate(descriptor_, 0) != 0) log_error("a swap file was not emptied: " + errno_text(errno));
   close(descriptor_);
 }

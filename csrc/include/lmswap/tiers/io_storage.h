@@ -22,7 +22,7 @@ using Scratch = std::span<std::byte>;
 /// @brief Storage in a file. Requests are thread-safe if they access different bytes.
 class IoStorage : public Storage {
  public:
-  /// @brief Closes the file. Its space is freed even if a forked child still has it open.
+  /// @brief Closes the file. Its space is freed even if a forked child still has it open, see `keep_for_children`.
   ~IoStorage() override;
 
   /// @brief Writes bytes; blocks.
@@ -43,6 +43,9 @@ class IoStorage : public Storage {
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] Faults& faults() const { return *faults_; }
 
+  /// @brief Lets forked children that have the file open read its bytes after it has been closed here.
+  void keep_for_children() { is_kept_for_children_ = true; }
+
   /// @brief Write and read bytes of the file, unmodified.
   /// @throws TransferError if the system call fails
   void write_file(uint64_t offset, const std::byte* source, uint64_t nbytes);
@@ -56,6 +59,7 @@ class IoStorage : public Storage {
   const int descriptor_;
   const pid_t process_;
   const uint64_t num_forks_before_;
+  bool is_kept_for_children_ = false;
   const std::shared_ptr<Faults> faults_;
 };
 
