@@ -27,6 +27,7 @@ from lmswap.capture.recompiles import (
     CompiledCall,
     Recompiles,
     TraceFailed,
+    TracesWithoutGradients,
     retrace_limit_reason,
 )
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
@@ -58,6 +59,11 @@ _SUMMED_BY_GRAPH = (
     "graph by graph"
 )
 
+_UNTRACED_CALLS = (
+    "calls without gradients differ too often to trace each, as in generate() with its cache: such a call runs as in "
+    "plain torch, reads non-resident weights in place, and is not planned"
+)
+
 
 class ModelCall:
     """Runs in place of an enabled model's `__call__`."""
@@ -76,7 +82,7 @@ class ModelCall:
         self._was_called = False
         self._first_parameter = _first_parameter(model)
         self._steps = HookedSteps(session)
-        self._recompiles = Recompiles(session.name)
+        self._recompiles, self._without_gradients = Recompiles(session.name), TracesWithoutGradients()
         self._traced_in: GlobalState | None = None
         self._saving: list[weakref.ref[HookedStep]] = []  # whose backward may still need them
         self._backward: tuple[SegmentKey, int, HookedStep] | None = None  # the recorder's segment under way
@@ -98,7 +104,7 @@ class ModelCall:
         if wrapped := torch_function_tensors(args, kwargs):
             return call_unwrapped(self, wrapped, args, kwargs)
         self._session.check_caller()
-        if not (torch.is_grad_enabled() or self._session.weights.is_managed):
+        if not (torch.is_grad_enabled() or self._is_planned_without_gradients(args, kwargs)):
             return self._call_without_gradients(args, kwargs)
         if not self._was_called:
             self._was_called = True
@@ -211,11 +217,7 @@ class ModelCall:
         if compiled.is_compiling_calls and session.graphs:
             session.flag_is_compiling(describe_is_compiling_calls(compiled.is_compiling_calls))
             compiled.is_compiling_calls.clear()
-        if session.num_captured > num_captured:
-            clear_fake_cache()
-            warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
-            if warning is not None:
-                warn(warning, ManyTraces)
+        self._count_trace(args, kwargs, is_traced=session.num_captured > num_captured)
         sequence = session.recorder.current_sequence
         if len(sequence) > 1 and len({graph for graph, phase in sequence if phase == "forward"}) > 1:
             session.note_on_graphs(_SUMMED_BY_GRAPH)
@@ -227,6 +229,17 @@ class ModelCall:
             outside.step.end_forward()
         return result
 
+    def _count_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> None:
+        """Count the traces of a call that has run; warn once there are many for training."""
+        if is_traced:
+            clear_fake_cache()
+        if not torch.is_grad_enabled():
+            self._without_gradients.add(self._kind(args, kwargs), is_traced=is_traced)
+        elif is_traced:
+            warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
+            if warning is not None:
+                warn(warning, ManyTraces)
+
     def _choose_path(self, step: HookedStep, reasons: list[str]) -> None:
         """Keep graphs or switch to hooks for the next calls, by what ``step`` saved outside of graphs."""
         session = self._session
@@ -237,6 +250,15 @@ class ModelCall:
             if session.graphs:
                 what = f"{step.num_storages} large tensors were saved outside of its graphs"
             self._leave_graphs(f"{what}: {'; '.join(dict.fromkeys(reasons)) or 'TORCH_LOGS=graph_breaks shows why'}")
+
+    def _is_planned_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether graphs serve this call without gradients; in eager mode it saves nothing to swap, but has weights."""
+        if not self._session.weights.is_managed:
+            return False
+        is_admitted = self._without_gradients.admits(self._kind(args, kwargs))
+        if not is_admitted:
+            self._session.note_once(_UNTRACED_CALLS)
+        return is_admitted
 
     def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model in eager mode: it saves nothing to swap, and the number of traces is limited."""

@@ -51,6 +51,8 @@ TRACING = {
 # Dynamo's settings and torch's tracing flags are global to the process: one model is traced at a time.
 _one_traces = threading.RLock()
 _MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
+# Traces for calls without gradients: of those that no other call has used, and of all, before others run untraced.
+_MAX_UNUSED, _MAX_WITHOUT_GRADIENTS = 4, MAX_GRAPHS // 4
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
 
 
@@ -95,6 +97,25 @@ class Recompiles:
             f"{_COSTS}: make a number that changes from step to step a tensor (register_buffer, or an argument) and "
             "change its value in place"
         )
+
+
+class TracesWithoutGradients:
+    """Decides which calls without gradients are traced: not each one, as where the keys of a cache grow with it."""
+
+    def __init__(self) -> None:
+        self._unused: dict[Hashable, int] = {}  # traces for calls of a kind since one of them needed none
+        self._count = 0
+
+    def admits(self, kind: Hashable) -> bool:
+        """Whether a call of ``kind`` may be traced, or has a trace; if not, it runs as in plain torch."""
+        if self._unused.get(kind, 2) < 2:
+            return True
+        return sum(self._unused.values()) < _MAX_UNUSED and self._count < _MAX_WITHOUT_GRADIENTS
+
+    def add(self, kind: Hashable, *, is_traced: bool) -> None:
+        """Count an admitted call that has run, and whether it was traced."""
+        self._unused[kind] = self._unused.get(kind, 0) + 1 if is_traced else 0
+        self._count += is_traced
 
 
 def retrace_limit_reason() -> str:
