@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
+from typing import Any, Generic, Protocol, TypeVar
+
+from benchmarks.unheard import unheard
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 class Training(Protocol):
@@ -22,3 +32,74 @@ def take_turns(trainings: Sequence[Training]) -> None:
     while not all(training.has_ended for training in trainings):
         for training in trainings:
             training.take_turn()
+
+
+class FreshTraining(Generic[Given, Found]):
+    """A training in a fresh process, which has imported what it needs but has run nothing, and waits for its turns."""
+
+    def __init__(
+        self,
+        train: Callable[[Given, Callable[[], None]], Found],
+        given: Given,
+        died: Found,
+        *,
+        device: str,
+        preload: Sequence[str],
+    ) -> None:
+        """Start the process and warm up.
+
+        Args:
+            train: called with ``given`` and a function that it calls before each step that is timed beside others'.
+            given: what is trained.
+            died: the outcome of a process that was killed.
+            device: "cpu" or "cuda".
+            preload: modules that the process has imported, on a CPU.
+        """
+        # What a fork finds imported is no memory of a step's; of CUDA, which counts its own, it could find too much.
+        context: Any = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
+        self._died = died
+        self.outcome: Found | None = None
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(train, given, theirs), daemon=True)
+        if device == "cpu":
+            context.set_forkserver_preload([*preload])
+            with unheard():
+                ensure_running()  # the server; a fork waits until it has imported all
+            self._process.start()
+        else:
+            with unheard():
+                self._process.start()
+        theirs.close()  # so that its end is seen
+        self._wait()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is an outcome."""
+        return self.outcome is not None
+
+    def take_turn(self) -> None:
+        """Run one step and wait for its end; no effect if the training has ended."""
+        if self.outcome is None:
+            self._pipe.send(None)
+            self._wait()
+
+    def _wait(self) -> None:
+        try:
+            self.outcome = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self.outcome = self._died
+        if self.outcome is not None:
+            self._process.join()
+            self._pipe.close()
+
+
+def _serve(train: Callable[[Any, Callable[[], None]], Any], given: Any, pipe: Connection) -> None:
+    """Send None for each turn that the training waits for, and then the outcome."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; who has started it says so
+
+    def wait_for_turn() -> None:
+        pipe.send(None)
+        pipe.recv()
+
+    with suppress(BrokenPipeError):  # who has started this one has been ended
+        pipe.send(train(given, wait_for_turn))

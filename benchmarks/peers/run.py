@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.forkserver import ensure_running
-from typing import Any
 
 from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
-from benchmarks.turns import take_turns
-from benchmarks.unheard import unheard
+from benchmarks.turns import FreshTraining, take_turns
 from lmswap.hardware.host_memory import read_host_memory
 
 # The modules of a training, beside the largest peak of any way.
 _PROCESS_BYTES = 2**29
 # With 14 at a time, 20 s lay between a step and the reference's: long enough for a machine to change its speed.
 _MAX_TOGETHER = 6
+_PRELOAD = ("benchmarks.peers.cell", "lmswap.api", "torch._dynamo", "scipy.optimize")
 
 
 @dataclass(frozen=True)
@@ -92,61 +86,15 @@ def _others(mine: Bits, its: Bits) -> tuple[str, ...]:
 
 def run_in_turns(cells: Sequence[Cell]) -> list[Outcome]:
     """Warms up one after another, then lets each take one step after the other; one computes at a time."""
-    trainings = [_Training(cell) for cell in cells]
+    trainings = [
+        FreshTraining(
+            run_cell,
+            cell,
+            Outcome(cell, "failed", detail="the process was killed, perhaps for want of memory"),
+            device=cell.device,
+            preload=_PRELOAD,
+        )
+        for cell in cells
+    ]
     take_turns(trainings)
     return [training.outcome for training in trainings if training.outcome is not None]
-
-
-class _Training:
-    """A cell in a fresh process, which has imported what it needs but has run nothing, and waits for its turns."""
-
-    def __init__(self, cell: Cell) -> None:
-        """Starts the process and warms up."""
-        # What a fork finds imported is no memory of a step's; of CUDA, which counts its own, it could find too much.
-        context: Any = multiprocessing.get_context("forkserver" if cell.device == "cpu" else "spawn")
-        self._cell = cell
-        self.outcome: Outcome | None = None
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(run_cell, cell, theirs), daemon=True)
-        if cell.device == "cpu":
-            context.set_forkserver_preload(["benchmarks.peers.cell", "lmswap.api", "torch._dynamo", "scipy.optimize"])
-            with unheard():
-                ensure_running()  # the server; a fork waits until it has imported all
-            self._process.start()
-        else:
-            with unheard():
-                self._process.start()
-        theirs.close()  # so that its end is seen
-        self._wait()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether there is an outcome."""
-        return self.outcome is not None
-
-    def take_turn(self) -> None:
-        """Runs one step and waits for its end; no effect if the training has ended."""
-        if self.outcome is None:
-            self._pipe.send(None)
-            self._wait()
-
-    def _wait(self) -> None:
-        try:
-            self.outcome = self._pipe.recv()
-        except (EOFError, ConnectionError):
-            self.outcome = Outcome(self._cell, "failed", detail="the process was killed, perhaps for want of memory")
-        if self.outcome is not None:
-            self._process.join()
-            self._pipe.close()
-
-
-def _serve(train: Callable[[Cell, Callable[[], None]], Outcome], cell: Cell, pipe: Connection) -> None:
-    """Sends None for each turn that it waits for, and then the outcome."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; who has started it says so
-
-    def wait_for_turn() -> None:
-        pipe.send(None)
-        pipe.recv()
-
-    with suppress(BrokenPipeError):  # who has started this one has been ended
-        pipe.send(train(cell, wait_for_turn))

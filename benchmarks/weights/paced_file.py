@@ -1,0 +1,69 @@
+"""Weights in a file that is read at a given rate: where the tools beside lmswap keep them on a CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmswap.hardware.disk import swap_directory
+
+_REQUEST_BYTES = 4 * 2**20  # as lmswap's disk lanes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in the file."""
+
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+class PacedFile:
+    """An unlinked file in lmswap's directory for such, whose reads follow lmswap's rule of an emulated link.
+
+    A request takes its bytes over the rate, from when the link is free; the read itself is part of that time. Reads go
+    through the page cache, as lmswap's of host copies do.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._file = tempfile.TemporaryFile(dir=swap_directory())  # noqa: SIM115 - open as long as the model is used
+        self._rate, self._free_at, self._nbytes = bytes_per_second, 0.0, 0
+        self.read_bytes = 0  # so far
+
+    def store(self, tensor: Tensor) -> Stored:
+        """Append the bytes of ``tensor``, which is contiguous."""
+        stored = Stored(self._nbytes, tensor.shape, tensor.dtype)
+        view, offset = _bytes_of(tensor), self._nbytes
+        while view:
+            written = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[written:], offset + written
+        self._nbytes = offset
+        return stored
+
+    def read(self, stored: Stored, target: Tensor) -> None:
+        """Read ``stored`` into ``target``, which is contiguous; may run in any one thread."""
+        view, offset = _bytes_of(target), stored.offset
+        while view:
+            begun = max(time.monotonic(), self._free_at)
+            count = os.preadv(self._file.fileno(), [view[:_REQUEST_BYTES]], offset)
+            if not count:
+                raise OSError("the file of weights is shorter than what was written")
+            self._free_at = begun + count / self._rate
+            time.sleep(max(0.0, self._free_at - time.monotonic()))
+            view, offset = view[count:], offset + count
+            self.read_bytes += count
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
