@@ -1,8 +1,7 @@
 """Kernels on CUDA tensors that lie in pinned host memory: right or not, and at which rate; and rates of copies.
 
 What plans need that let kernels read host copies in place (zero-copy access), or stream an optimizer step:
-``python -m benchmarks.first_hour.mapped FILE``. An emulated GPU knows no mapped host memory: ``--small`` rehearses with
-tensors on the device.
+``python -m benchmarks.first_hour.mapped FILE``; ``--small`` rehearses with small tensors.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ _REPEATS = 5
 _kept: list[Tensor] = []  # pinned memory that tensors of the device lie in
 
 
-def mapped(tensor: Tensor, *, is_mapped: bool) -> Tensor:
-    """A tensor of the device with the bytes of ``tensor``, in pinned host memory if ``is_mapped``."""
-    if not is_mapped:
-        return tensor.cuda()
+def mapped(tensor: Tensor) -> Tensor:
+    """A tensor of the device with the bytes of ``tensor``, in pinned host memory."""
     host = tensor.cpu().pin_memory()
     _kept.append(host)
     storage = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("cuda", 0), host.nbytes)
@@ -83,13 +80,13 @@ def operations(width: int) -> Iterator[tuple[str, Tensor, Operation]]:
     yield "copy to the device", matrix, lambda a: a.clone()
 
 
-def kernels(width: int, *, is_mapped: bool) -> list[dict[str, Any]]:
+def kernels(width: int) -> list[dict[str, Any]]:
     """By operation: equality with device memory, seconds on both, operand bytes per second; or why it failed."""
     found = []
     for name, operand, compute in operations(width):
         row: dict[str, Any] = {"operation": name, "bytes": operand.nbytes}
         try:
-            here, there = operand.cuda(), mapped(operand, is_mapped=is_mapped)
+            here, there = operand.cuda(), mapped(operand)
             row["same"] = torch.equal(compute(here), compute(there))
             row["device_seconds"], row["mapped_seconds"] = (
                 seconds_of(partial(compute, tensor)) for tensor in (here, there)
@@ -103,24 +100,24 @@ def kernels(width: int, *, is_mapped: bool) -> list[dict[str, Any]]:
     return found
 
 
-def optimizer_step(nbytes: int, *, is_mapped: bool) -> dict[str, Any]:
+def optimizer_step(nbytes: int) -> dict[str, Any]:
     """A fused Adam step whose parameter, gradient and state lie on the device, and in pinned memory."""
     found: dict[str, Any] = {"parameter_bytes": nbytes}
     results = []
-    for where in (False, is_mapped):
+    for name, place in (("device_seconds", Tensor.cuda), ("mapped_seconds", mapped)):
         torch.manual_seed(0)
-        parameter = torch.nn.Parameter(mapped(torch.randn(nbytes // 4), is_mapped=where))
-        parameter.grad = mapped(torch.randn(nbytes // 4), is_mapped=where)
+        parameter = torch.nn.Parameter(place(torch.randn(nbytes // 4)))
+        parameter.grad = place(torch.randn(nbytes // 4))
         optimizer = torch.optim.Adam([parameter], fused=True)
         state = optimizer.state[parameter]
         state["step"] = torch.zeros((), device="cuda")
-        for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = mapped(torch.zeros(nbytes // 4), is_mapped=where)
-        found["mapped_seconds" if where else "device_seconds"] = seconds_of(optimizer.step)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment] = place(torch.zeros(nbytes // 4))
+        found[name] = seconds_of(optimizer.step)
         results.append(parameter.detach().cpu().clone())
     found["same"] = torch.equal(*results)
     # It reads four tensors and writes three.
-    found["read_bytes_per_second"] = 4 * nbytes / found.get("mapped_seconds", found["device_seconds"])
+    found["read_bytes_per_second"] = 4 * nbytes / found["mapped_seconds"]
     print_result(str(found))
     return found
 
@@ -156,14 +153,14 @@ def main() -> None:
     """Measure all, and write what is known after each part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--small", action="store_true", help="tensors on the device, for an emulated GPU")
+    parser.add_argument("--small", action="store_true", help="small tensors, for an emulated GPU")
     options = parser.parse_args()
     width, nbytes = (512, 2**20) if options.small else (8192, 2**28)
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "is_mapped": not options.small}
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     for name, measure in {
         "copies": lambda: copy_rates(nbytes),
-        "kernels": lambda: kernels(width, is_mapped=not options.small),
-        "optimizer_step": lambda: optimizer_step(nbytes, is_mapped=not options.small),
+        "kernels": lambda: kernels(width),
+        "optimizer_step": lambda: optimizer_step(nbytes),
     }.items():
         found[name] = measure()
         write_text(options.result, to_json(found))
