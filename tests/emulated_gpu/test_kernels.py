@@ -30,6 +30,15 @@ def test_recurrent_networks_are_those_of_the_cpu_but_for_rounding(kind):
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_rms_norms_are_those_of_the_cpu_but_for_rounding(affine):
+    def make():
+        return nn.Sequential(nn.Linear(8, 8), nn.RMSNorm((4, 8), elementwise_affine=affine), nn.Linear(8, 3))
+
+    found, expected = (train(make, (6, 4, 8), device) for device in ("cuda", "cpu"))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
 def train(make, shape, device):
     torch.manual_seed(0)
     model, x = make().cpu().to(device), torch.randn(shape, device="cpu").to(device)

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "call.h"
 #include "cells.h"
+#include "norms.h"
 
 namespace emulated_gpu {
 namespace {
@@ -44,6 +45,7 @@ const std::set<std::string> kOwn = {
     "_thnn_fused_lstm_cell_backward_impl",
     "_thnn_fused_gru_cell",
     "_thnn_fused_gru_cell_backward",
+    "_fused_rms_norm_backward",
 };
 
 // Plain copies are torch's own code, down to cudaMemcpyAsync; what needs a kernel is queued as one.
@@ -90,6 +92,7 @@ void install() {
   library->impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
   library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   library->impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
+  library->impl("_fused_rms_norm_backward", TORCH_FN(rms_norm_backward));
 }
 
 }  // namespace
