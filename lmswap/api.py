@@ -6,7 +6,7 @@ import atexit
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -40,6 +40,7 @@ from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.runtime.ops import find_engine
 from lmswap.session.diagnostics import warn
+from lmswap.session.out_of_memory import explain_out_of_memory
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
@@ -194,6 +195,8 @@ def enable(
     set_compiled_call(model, ModelCall(model, session, instead_of=given))
     _sessions[model] = session
     UNCALLED_MODELS.add(model, session.name)
+    if target.type == "cuda":
+        explain_out_of_memory(_idle_sessions)
     session.close_with(model)
     return model
 
@@ -363,6 +366,13 @@ def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
 def sessions() -> tuple[Session, ...]:
     """Return the sessions of all models that are enabled now, for the profiler."""
     return (*_sessions.values(), *(session for session in _compiled.values() if session.is_open))
+
+
+def _idle_sessions() -> Iterator[Session]:
+    """Yield the sessions of enabled models of which no call is under way in this thread."""
+    for model, session in [*_sessions.items()]:
+        if not (isinstance(call := compiled_call(model), ModelCall) and call.is_running):
+            yield session
 
 
 def verified() -> tuple[Verified, ...]:

@@ -95,10 +95,15 @@ class ModelCall:
             self._compiled = CompiledCall(model, session, takes_floats=is_own)
             session.runs_uncaptured = is_own
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a call is under way in this thread."""
+        return getattr(self._inside, "is_running", False)
+
     @untraced  # also if the calling code is compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's outputs; see `nn.Module.__call__`."""
-        if getattr(self._inside, "is_running", False):  # the model calls itself
+        if self.is_running:  # the model calls itself
             return self._plain(*args, **kwargs)
         self._own.begin_call()
         if wrapped := torch_function_tensors(args, kwargs):

@@ -45,6 +45,11 @@ def allocator_settings() -> dict[str, Any]:
     return settings
 
 
+def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
+    """Let ``observer`` be called, for good, before an allocation raises: with the device's index first."""
+    torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
+
+
 def is_history_recorded() -> bool:
     """Return whether the process records the allocator's events."""
     return torch._C._cuda_isHistoryEnabled()
