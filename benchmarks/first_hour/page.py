@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.case_study.findings import headline
 from benchmarks.case_study.results import Results
 from benchmarks.first_hour import cards, speed
+from benchmarks.weights import table as weights
 from lmswap.ir.bytesize import format_bytes
 
 
@@ -121,4 +122,5 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "peers": speed.lines,
     "links": _stalls,
     "mapped": _mapped,
+    "weights": lambda found: weights.lines(found["tasks"]),
 }

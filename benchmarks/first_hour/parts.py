@@ -36,11 +36,16 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         result = folder / name / f"{name}.json"
         return Part(name, title, ("-m", module, str(result), *arguments), result, seconds)
 
+    # As few tokens as are needed: a decoder's step takes a CPU's time.
+    rehearsal = ("--size", "small", "--tokens", "32", "--share", "0.5")
+    frozen_base = ("--size", "13b", "--tokens", "8192", "16384", "4096", "--budget", "24GiB")
+
     def study(name: str, title: str, seconds: float, *arguments: str) -> Part:
         result = folder / name / f"{name}.json"
         command = ("-m", f"{own}.studies", name, str(result), "--sizes", *sizes, *arguments)
         return Part(name, title, command, result, seconds)
 
+    weights = folder / "weights" / "weights.json"
     compared, cases = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
     compare = ("-m", "benchmarks.unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--repeats", "1")
@@ -52,6 +57,27 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         part("tests", "The tests of the GPU", 150, f"{own}.suite", "-m", "not slow", "tests/gpu", *patient),
         part("mapped", "Kernels on pinned host memory", 60, f"{own}.mapped", *emulated),
         part("facts", "The machine, and what its calls cost", 60, f"{own}.facts"),
+        Part(
+            "weights",
+            "A frozen base larger than its budget",
+            (
+                *("-m", "benchmarks.weights", "--tasks", "decoder", *(rehearsal if is_rehearsal else frozen_base)),
+                *(
+                    "--ways",
+                    "lmswap",
+                    "block swap",
+                    "--steady",
+                    "2",
+                    "--timed",
+                    "3",
+                    "--resume",
+                    "--output",
+                    str(weights),
+                ),
+            ),
+            weights,
+            240,
+        ),
         study("speed", "What budgets cost in time", 240, *rehearsed),
         part("cards", "Networks on cards of their budgets", 600, f"{own}.cards", *rehearsed),
         part(

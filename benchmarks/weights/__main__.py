@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     )
     output = options.output or RESULTS / f"weights_{device}.json"
     origin = {**describe_origin(device, command), "note": options.note}
-    tasks = _known(output, origin) if options.resume else {}
+    tasks = _known(output, origin, len(ways) + 2) if options.resume else {}
     print_result(f"{origin['device']}, torch {origin['torch']}; results: {output}")
     for name in options.tasks:
         for tokens in (options.tokens or [None]) if name.startswith("decoder") else [None]:
@@ -109,14 +109,14 @@ def _is_broken(outcomes: Sequence[dict[str, Any]]) -> bool:
     )
 
 
-def _known(output: Path, origin: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Tasks of an earlier run of the same code on the same device that is complete."""
+def _known(output: Path, origin: dict[str, Any], num_outcomes: int) -> dict[str, list[dict[str, Any]]]:
+    """Tasks of an earlier run of the same code on the same device that have all outcomes."""
     if not output.exists():
         return {}
     before = json.loads(output.read_text())
     if before["schema"] != SCHEMA or any(before["origin"][key] != origin[key] for key in ("device", "commit")):
         return {}
-    return {title: outcomes for title, outcomes in before["tasks"].items() if len(outcomes) > 2}
+    return {title: outcomes for title, outcomes in before["tasks"].items() if len(outcomes) == num_outcomes}
 
 
 def _checked(options: argparse.Namespace, device: str) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import weakref
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,16 +39,17 @@ class PacedFile:
     """
 
     def __init__(self, bytes_per_second: float) -> None:
-        self._file = tempfile.TemporaryFile(dir=swap_directory())  # noqa: SIM115 - open as long as the model is used
+        self._file, path = tempfile.mkstemp(dir=swap_directory())
+        Path(path).unlink()
+        weakref.finalize(self, os.close, self._file)
         self._rate, self._free_at, self._nbytes = bytes_per_second, 0.0, 0
-        self.read_bytes = 0  # so far
 
     def store(self, tensor: Tensor) -> Stored:
         """Append the bytes of ``tensor``, which is contiguous."""
         stored = Stored(self._nbytes, tensor.shape, tensor.dtype)
         view, offset = _bytes_of(tensor), self._nbytes
         while view:
-            written = os.pwrite(self._file.fileno(), view, offset)
+            written = os.pwrite(self._file, view, offset)
             view, offset = view[written:], offset + written
         self._nbytes = offset
         return stored
@@ -56,13 +59,12 @@ class PacedFile:
         view, offset = _bytes_of(target), stored.offset
         while view:
             begun = max(time.monotonic(), self._free_at)
-            count = os.preadv(self._file.fileno(), [view[:_REQUEST_BYTES]], offset)
+            count = os.preadv(self._file, [view[:_REQUEST_BYTES]], offset)
             if not count:
                 raise OSError("the file of weights is shorter than what was written")
             self._free_at = begun + count / self._rate
             time.sleep(max(0.0, self._free_at - time.monotonic()))
             view, offset = view[count:], offset + count
-            self.read_bytes += count
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

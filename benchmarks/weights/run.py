@@ -50,25 +50,23 @@ def run_task(choice: Choice, name: str, tokens: int | None = None) -> Iterator[O
     if alone.peak_bytes is None:
         yield alone
         return
-    limited = _limited(choice, alone)
-    is_in_turns = choice.device == "cpu"
-    if not is_in_turns:
+    limited = [replace(_limited(choice, alone), way=way) for way in choice.ways]
+    if choice.device == "cuda":  # it is used by one process at a time
         yield alone
-    runs = [plain]
-    for way in choice.ways:
-        run = replace(limited, way=way)
-        if WAYS[way].moves_blocks:
-            found = _with_fewest_blocks(run, alone.peak_bytes)
-            if found.status != "ran" or not is_in_turns:
-                yield found
+        for run in (plain, *limited):
+            yield _with_fewest_blocks(run, alone.peak_bytes) if WAYS[run.way].moves_blocks else run_in_turns([run])[0]
+        return
+    runs = [plain, plain]
+    for run in limited:
+        if WAYS[run.way].moves_blocks:
+            tried = _with_fewest_blocks(run, alone.peak_bytes)
+            if tried.status != "ran":
+                yield tried
                 continue
-            run = replace(found.run, steps=choice.steps)
-        runs.append(run)
-    if is_in_turns:
-        yield from run_in_turns([plain, *runs])
-    else:  # a GPU is used by one process at a time
-        for run in runs:
-            yield from run_in_turns([run])
+            runs.append(replace(tried.run, steps=choice.steps))
+        else:
+            runs.append(run)
+    yield from run_in_turns(runs)
 
 
 def _limited(choice: Choice, plain: Outcome) -> Run:
@@ -113,7 +111,8 @@ def _with_fewest_blocks(run: Run, plain_bytes: int) -> Outcome:
         elif fitting is not None:
             return fitting
         elif count == num_blocks:
-            detail = f"with all {count} blocks moved the peak is {format_bytes(outcome.peak_bytes or 0)}"
+            how = f"the peak is {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes else outcome.detail[:200]
+            detail = f"with all {count} blocks moved {how}"
             return replace(outcome, status="infeasible", detail=detail)
         else:
             count += math.ceil(over_bytes / mean_bytes)

@@ -1,4 +1,4 @@
-"""What is trained: models whose frozen blocks hold most of the weights, with batches by step."""
+"""Models whose frozen blocks hold most of the weights, with a batch for each step."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(Sizes(6, 256, 704, 4, 4, 512), 1, 64, VolumeSizes((4, 8), 64, 6, 16)),
+    "small": Size(Sizes(8, 768, 2048, 6, 6, 512), 1, 64, VolumeSizes((4, 8), 192, 16, 32)),
     # 300 million parameters, and 62 million in a 3D encoder.
     "cpu": Size(Sizes(12, 1408, 3872, 22, 22, 2048), 2, 128, VolumeSizes((8, 16, 32), 256, 12, 64)),
     # Llama 2 13B's, which 24 GiB do not hold; its batch is one sequence.

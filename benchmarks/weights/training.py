@@ -120,6 +120,7 @@ class _Training:
         memory.trim()
         limits = Limits(self._device, run.budget_bytes, run.bytes_per_second, run.num_blocks)
         self._applied = WAYS[run.way].apply(self._model, self._task, limits)
+        memory.trim()  # weights that have left
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._trained = nn.ParameterList(trained if self._task.trains else [])
         self._optimizer = torch.optim.AdamW(trained, lr=1e-3)

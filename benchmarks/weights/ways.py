@@ -78,7 +78,7 @@ def _block_swap(model: nn.Module, task: Task, limits: Limits) -> Applied:
 
 
 class _StoredWeights(Mapping[str, Tensor]):
-    """A module's weights as accelerate's hooks take them: read whole, at the rate, when one is asked for."""
+    """A module's weights as accelerate's hooks take them: read whole, at the rate, at each access."""
 
     def __init__(self, weights: dict[str, Any], file: PacedFile | None, counts: list[int]) -> None:
         self._weights, self._file, self._counts = weights, file, counts

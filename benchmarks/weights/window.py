@@ -35,7 +35,7 @@ class Copies(Protocol):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes copied so far."""
+        """Bytes of the copies begun so far."""
 
     def store(self, tensor: Tensor) -> Any:
         """Keep the bytes of ``tensor``."""
@@ -52,16 +52,18 @@ class FromFile:
 
     def __init__(self, bytes_per_second: float) -> None:
         self._file, self._thread = PacedFile(bytes_per_second), ThreadPoolExecutor(1)
+        self._read_bytes = 0
 
     @property
     def read_bytes(self) -> int:
         """See `Copies`; so are the others."""
-        return self._file.read_bytes
+        return self._read_bytes
 
     def store(self, tensor: Tensor) -> Stored:  # noqa: D102
         return self._file.store(tensor)
 
     def start(self, pairs: Sequence[tuple[Stored, Tensor]]) -> Future[None]:  # noqa: D102
+        self._read_bytes += sum(stored.nbytes for stored, _ in pairs)
         return self._thread.submit(self._read, pairs)
 
     def finish(self, started: Future[None]) -> None:  # noqa: D102
@@ -88,11 +90,11 @@ class FromPinned:
         return tensor.detach().pin_memory()
 
     def start(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> torch.cuda.Event:  # noqa: D102
+        self._read_bytes += sum(stored.nbytes for stored, _ in pairs)
         self._stream.wait_stream(torch.cuda.current_stream())  # the slot's last reader is queued there
         with torch.cuda.stream(self._stream), torch.no_grad():
             for stored, target in pairs:
                 target.copy_(stored, non_blocking=True)
-                self._read_bytes += stored.nbytes
             done: torch.cuda.Event = self._stream.record_event()
         return done
 
