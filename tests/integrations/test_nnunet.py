@@ -9,7 +9,7 @@ import torch
 
 from tests.training import same_bits
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is missing, which brings a torchvision of its own: pip install nnunetv2")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is missing, which needs a torchvision of its own")
 
 LEVELS, SIDE = 3, 16
 ARCHITECTURE = {
