@@ -44,6 +44,7 @@ from lmswap.runtime.arena import Arena
 from lmswap.runtime.engine import SwapEngine
 from lmswap.runtime.partial_backward import ActiveBackwards, PartialResults, Results
 from lmswap.runtime.step_record import EndedStep, SegmentKey
+from lmswap.runtime.storage import has_plain_storage
 from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.budget import BudgetTracker
@@ -425,6 +426,9 @@ class Session:
             TierError: the tier has no room; the model is partly on the device.
         """
         with reported(f"{self.name}, moving it to {self.device}", "loading"):
+            for tensor in (*model.parameters(), *model.buffers()):  # first: of a mapped file they keep all of it mapped
+                if has_plain_storage(tensor) and tensor.untyped_storage().nbytes() < self.options.min_swap_bytes:
+                    tensor.data = tensor.data.to(self.device)
             self.weights.load()
             model.to(self.device)
 

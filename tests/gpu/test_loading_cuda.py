@@ -1,0 +1,48 @@
+"""Models loaded from mapped files, larger than the GPU: host memory holds each byte once, but for one file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.runtime.host_copies import HostCopies
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+WIDTH, LAYERS = 512, 5
+
+
+def mapped(folder):
+    """The files of ``folder`` that the process has mapped."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return {line.split()[-1] for line in lines if str(folder) in line}
+
+
+def test_a_file_is_given_back_when_its_large_parameters_have_moved(tmp_path, monkeypatch):
+    with torch.device("cpu"):
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    for number, layer in enumerate(layers):
+        tensors = {f"{number}.{name}": value for name, value in layer.state_dict().items()}
+        torch.save(tensors, tmp_path / f"{number}.pt")
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    for path in tmp_path.glob("*.pt"):
+        model.load_state_dict(torch.load(path, mmap=True), strict=False, assign=True)
+    assert len(mapped(tmp_path)) == LAYERS
+
+    counts = []
+    receive = HostCopies.receive
+
+    def counting(host_copies, storage):
+        counts.append(len(mapped(tmp_path)))
+        return receive(host_copies, storage)
+
+    monkeypatch.setattr(HostCopies, "receive", counting)
+    lmswap.enable(model, "1GiB", device="cuda", min_swap_bytes="64KiB")
+    assert counts == [5, 4, 3, 2, 1]
+    assert not mapped(tmp_path)
+    for layer, loaded in zip(layers, model, strict=True):
+        assert torch.equal(loaded.weight.cpu(), layer.weight)
+        assert torch.equal(loaded.bias.cpu(), layer.bias)
+    lmswap.disable(model)
