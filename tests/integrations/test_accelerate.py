@@ -20,18 +20,23 @@ from tests.training import same_bits
 
 pytest.importorskip("accelerate", reason="accelerate is missing, which make integrations installs")
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 
-def trained(batch=FEW, folder=None, accumulates=1, **options):
-    """The weights and the report of a training, which is managed if there are options."""
+def trained(batch=FEW, folder=None, accumulates=1, *, precision="no", is_enabled_first=False, **options):
+    """The weights and the report of a training of the outer layers, which is managed if there are options."""
     tracker = {"log_with": "tensorboard", "project_dir": folder} if folder else {}
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulates, **tracker)
+    AcceleratorState._reset_state(reset_partial_state=True)  # each process has one precision
+    accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=accumulates, **tracker)
     accelerator.init_trackers("run")
     torch.manual_seed(0)
     model = Network()
-    optimizer = torch.optim.AdamW(model.parameters())
+    model.layers[4:-4].requires_grad_(False)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    if is_enabled_first:
+        lmswap.enable(model, **options)
     model, optimizer, batches = accelerator.prepare(model, optimizer, loader(batch))
-    if options:
+    if options and not is_enabled_first:
         lmswap.enable(model, **options)
     for step, (x, y) in enumerate(batches):
         with accelerator.accumulate(model):
@@ -40,7 +45,7 @@ def trained(batch=FEW, folder=None, accumulates=1, **options):
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        if options:
+        if folder:
             accelerator.log({"loss": loss.item(), **lmswap.report(model).metrics()}, step=step)
     accelerator.end_training()
     report = lmswap.report(model) if options else None
@@ -67,3 +72,12 @@ def test_accumulated_gradients_have_plain_bits_and_tensorboard_figures(tmp_path)
     assert set(found) == {"loss", *report.metrics()}
     assert set(found["lmswap/peak_bytes"]) == {0, 1, 2}
     assert set(found["lmswap/budget_bytes"].values()) == {6 * 2**30}
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_model_that_was_enabled_before_prepare_has_plain_bits(precision):
+    options = {"budget": "1GiB", "policy": "swap_all", "weights": "swap", "min_swap_bytes": 1024}
+    actual, report = trained(precision=precision, is_enabled_first=True, **options)
+    assert same_bits(actual, trained(precision=precision)[0])
+    assert report.swapped_in_bytes > 0
+    assert "weights) to the" in " ".join(str(report).split())
