@@ -31,6 +31,7 @@ from lmswap.module_checks import (
     check_apart,
     check_has_values,
     check_module,
+    check_optimizer,
     check_swappable,
     one_device,
     parameters_of,
@@ -44,9 +45,9 @@ from lmswap.session.out_of_memory import explain_out_of_memory
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
-from lmswap.session.weights import Parameters
+from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.dynamo import OptimizedModule, backend_of, isolate_traces, running_backend
-from lmswap.torch_compat.modules import compiled_call, named_parameters, set_compiled_call
+from lmswap.torch_compat.modules import compiled_call, named_buffers, named_parameters, set_compiled_call
 from lmswap.torch_compat.versions import take_untested_notice
 from lmswap.verify.summary import Verified
 
@@ -77,6 +78,7 @@ def enable(
     together: bool = True,
     weights: str = "auto",
     device: str | torch.device | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     **unknown: Never,
 ) -> ModuleT:
     """Make ``model`` train within a byte budget; the training loop stays as it was.
@@ -130,6 +132,8 @@ def enable(
             stay on the device. "auto": on a GPU "swap", as soon as a step does not fit otherwise; on a CPU "keep".
         device: move the model there, a GPU, from the CPU: it may be larger than the device. Parameters of at least
             ``min_swap_bytes`` go to host memory that the device reads, and ``weights`` is "swap".
+        optimizer: where a step does not fit otherwise, the state of this optimizer, one of `torch.optim` without LBFGS
+            and SparseAdam, is non-resident between its steps; each copies it in and out, a few parameters at a time.
         **unknown: refused; the error suggests the option that may have been meant.
 
     Returns:
@@ -173,6 +177,8 @@ def enable(
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
     check_has_values(model)
+    if optimizer is not None:
+        check_optimizer(optimizer, parameters, type(model).__name__)
     lies_on = one_device([*parameters, *model.buffers()])
     target = target_device(device, lies_on, options)
     if target != lies_on:
@@ -180,7 +186,9 @@ def enable(
     if options.weights == "swap":
         check_swappable(parameters, type(model).__name__)
     disable(model)
-    session = _make_session(type(model).__name__, options, target, partial(named_parameters, weakref.ref(model)))
+    reference: weakref.ref[nn.Module] = weakref.ref(model)
+    state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), optimizer)
+    session = _make_session(type(model).__name__, options, target, state)
     if target != lies_on:
         try:
             session.load(model)
@@ -220,7 +228,7 @@ def disable(model: nn.Module) -> None:
             set_compiled_call(model, call.instead_of)
     UNCALLED_MODELS.discard(model)
     try:
-        session.restore_weights()
+        session.restore()
     finally:
         session.close()
 
@@ -409,7 +417,7 @@ def compile_backend(
             "compiled model",
             parsed,
             one_device(tensors),
-            partial(alive_parameters, [weakref.ref(parameter) for parameter in parameters]),
+            TrainingState(partial(alive_parameters, [weakref.ref(parameter) for parameter in parameters])),
         )
         isolate_traces(backend)
         session.evict_with(backend)
@@ -423,8 +431,8 @@ def _refuse_closed(engine: int, *_: object) -> None:
     find_engine(engine)
 
 
-def _make_session(name: str, options: Options, device: torch.device, parameters: Parameters) -> Session:
-    session = Session(name, options, device, parameters)
+def _make_session(name: str, options: Options, device: torch.device, state: TrainingState) -> Session:
+    session = Session(name, options, device, state)
     if session.verified is not None:
         _verified.append(session.verified)
     return session

@@ -81,6 +81,18 @@ def check_has_values(model: nn.Module) -> None:
         )
 
 
+def check_optimizer(optimizer: object, parameters: Sequence[nn.Parameter], name: str) -> None:
+    """Raise OptionError if ``optimizer`` is none of torch's, or trains none of ``parameters`` of model ``name``."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(
+            f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}; one that wraps a torch "
+            "optimizer has that in an attribute, which can be given"
+        )
+    own = {id(parameter) for parameter in parameters}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise OptionError(f"optimizer=: {type(optimizer).__name__} trains no parameter of {name}")
+
+
 def check_swappable(parameters: Sequence[nn.Parameter], name: str) -> None:
     """Raise OptionError if `fully_shard` has sharded one of ``parameters`` of model ``name``: it moves them itself."""
     if any(type(parameter).__name__ == "DTensor" for parameter in parameters):

@@ -56,7 +56,7 @@ class GraphHandler(Protocol):
         """Report a sentence on how the graphs run."""
 
     def parameter_names(self) -> Mapping[int, str]:
-        """Return the names of the model's parameters, by `id`; empty where the model is not known."""
+        """Return the names of the model's parameters and swappable buffers, by `id`; empty for an unknown model."""
         return {}
 
     def differentiated_twice(self) -> str:
@@ -206,13 +206,14 @@ def parameters_of(
 ) -> Callable[[fx.Graph], dict[int, str]]:
     """Return a function from a graph made of Dynamo's graph ``region`` to its parameters' names, by position.
 
-    Those ``known`` by `id` have their names in the model; Dynamo's are those in the frame that it captured.
+    Tensors ``known`` by `id` have their names in the model, buffers among them; Dynamo's are those in the frame that it
+    captured.
     """
     given = zip(region.graph.find_nodes(op="placeholder"), input_names(region.graph), inputs, strict=True)
     own = {
         aot_autograd.PlainAOTInput(position): known.get(id(tensor), name)
         for position, (node, name, tensor) in enumerate(given)
-        if isinstance(node.meta.get("example_value"), nn.Parameter)
+        if isinstance(node.meta.get("example_value"), nn.Parameter) or id(tensor) in known
     }
 
     def names(graph: fx.Graph) -> dict[int, str]:
@@ -228,17 +229,15 @@ def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
     So ops that read running statistics can be recomputed in the backward; only the copies themselves cannot.
     """
     (output,) = joint.find_nodes(op="output")
-    mutated = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
-    inputs = joint.find_nodes(op="placeholder")
     first = next(node for node in joint.nodes if node.op != "placeholder")
     copies = set()
-    for node in inputs:
-        if node.meta.get("desc") is None or node.meta["desc"] not in mutated:
-            continue
+    for node in aot_autograd.overwritten_inputs(joint):
         with joint.inserting_before(first):
             copy = joint.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta.update(val=node.meta["val"].clone(), is_repeatable=False)
-        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user not in (copy, output))
+        kept = (copy, output)
+        for user in [user for user in node.users if user not in kept]:
+            user.replace_input_with(node, copy)
         copies.add(copy)
     return copies
 

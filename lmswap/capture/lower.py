@@ -23,7 +23,7 @@ from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Va
 from lmswap.runtime.codegen import SegmentGraph, gather_projections, is_projection, value_of
 from lmswap.runtime.rng import state_of
 from lmswap.torch_compat.aot_autograd import gradients as gradient_outputs
-from lmswap.torch_compat.aot_autograd import tangents
+from lmswap.torch_compat.aot_autograd import overwritten_inputs, tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
 from lmswap.torch_compat.tensors import storage_id
@@ -38,6 +38,7 @@ class Lowered:
 
     program: Program
     graphs: tuple[SegmentGraph, ...]
+    written: Collection[str] = ()  # names of the parameters and buffers that the graphs differentiate or overwrite
 
 
 def lower_training(
@@ -141,9 +142,12 @@ def _lower(
     for position, parameter in parameters.items():
         lowering.names[graphs[0].buffer_of[inputs[position]]] = parameter
     gradients = _gradients(graphs, parameters)
-    own = {graphs[0].buffer_of[inputs[position]] for position, given in parameters.items() if given in weights}
-    for buffer in own - {parameter for parameter, _ in gradients} - {b for op in lowering.ops for b in op.writes}:
-        kinds[buffer] = BufferKind.WEIGHT
+    own = {graphs[0].buffer_of[inputs[position]]: given for position, given in parameters.items()}
+    overwritten = {graphs[0].buffer_of[node] for node in overwritten_inputs(graphs[0].module.graph)}
+    written = overwritten.union((trained for trained, _ in gradients), *(op.writes for op in lowering.ops))
+    for buffer, given in own.items():
+        if given in weights and buffer not in written:
+            kinds[buffer] = BufferKind.WEIGHT
     segments, start = [], 0
     for graph in graphs:
         segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
@@ -156,7 +160,7 @@ def _lower(
         segments=tuple(segments),
         gradients=gradients,
     )
-    return Lowered(program, graphs)
+    return Lowered(program, graphs, frozenset(given for buffer, given in own.items() if buffer in written))
 
 
 class _Lowering:

@@ -24,6 +24,7 @@ class Lane(StrEnum):
 
 
 _OPTIONAL_LANES = (Lane.HOST, Lane.NETWORK)
+STATE = "optimizer state"  # the name of copies of it, which are part of no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,6 @@ class Timeline:
             until = max(until, span.end_seconds)
         return busy
 
-    def lane_bytes(self, lane: Lane) -> int:
-        """Bytes that a lane moved."""
-        return sum(span.nbytes for span in self.spans if span.lane is lane)
+    def lane_bytes(self, lane: Lane, *, is_state: bool = False) -> int:
+        """Bytes that a lane moved by the plan, or of optimizer state."""
+        return sum(span.nbytes for span in self.spans if span.lane is lane and (span.name == STATE) is is_state)

@@ -126,7 +126,7 @@ def make_report(
         figures |= {
             "predicted_seconds": plan.predicted_seconds,
             "bound_seconds": plan.certificate.seconds if plan.certificate is not None else None,
-            "tier_planned_bytes": plan.tier_bytes.get(known.tier, 0),
+            "tier_planned_bytes": plan.tier_bytes.get(known.tier, 0) + known.state_bytes,
         }
     if program is not None and plan is not None:
         figures["decisions"] = buffer_decisions(program, plan, predicted, measured)
@@ -135,6 +135,8 @@ def make_report(
             "measured_seconds": _graph_seconds(measured),
             "swapped_out_bytes": measured.lane_bytes(Lane.OUT),
             "swapped_in_bytes": measured.lane_bytes(Lane.IN),
+            "state_out_bytes": measured.lane_bytes(Lane.OUT, is_state=True),
+            "state_in_bytes": measured.lane_bytes(Lane.IN, is_state=True),
             "out_bytes_per_second": _bytes_per_second(measured, Lane.OUT),
             "in_bytes_per_second": _bytes_per_second(measured, Lane.IN),
             "recomputed_bytes": _recomputed_bytes(program, plan),
@@ -162,7 +164,8 @@ def _bytes_per_second(timeline: Timeline, lane: Lane) -> float | None:
     """Return a lane's rate while it was busy; None where it moved nothing."""
     if not timeline.busy_seconds(lane):
         return None
-    return timeline.lane_bytes(lane) / timeline.busy_seconds(lane)
+    nbytes = timeline.lane_bytes(lane) + timeline.lane_bytes(lane, is_state=True)
+    return nbytes / timeline.busy_seconds(lane)
 
 
 def _graph_seconds(timeline: Timeline) -> float:

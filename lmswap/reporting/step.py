@@ -59,6 +59,9 @@ class StepFigures:
 
     swapped_out_bytes: int | None = None
     swapped_in_bytes: int | None = None
+    state_bytes: int = 0  # of the optimizer, non-resident between steps
+    state_out_bytes: int | None = None
+    state_in_bytes: int | None = None
     out_bytes_per_second: float | None = None  # measured while at least one copy was under way
     in_bytes_per_second: float | None = None
     recomputed_bytes: int | None = None

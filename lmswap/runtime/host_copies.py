@@ -8,31 +8,57 @@ changes. On a GPU a host copy is pinned memory that kernels address; on a CPU it
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
+from lmswap.errors import OptionError
 from lmswap.runtime import _C
+from lmswap.runtime.step_record import MOVED, STREAMED
 from lmswap.torch_compat.operators import eager_dispatch
 from lmswap.torch_compat.tensors import (
     free_weak_storage,
     from_dlpack,
     is_expired,
     storage_id,
+    storage_use_count,
     swap_data_pointers,
+    tensor_use_count,
     weak_storage,
 )
 
 _CHUNK_BYTES = 2**30
-_NO_SWAP = -1  # in records, instead of a buffer's number, for a copy that is part of no step
+_OWN_USE = 1  # of a storage's owners in C++: the Python object by which it is examined
 
 
 class _HostCopy(NamedTuple):
     handle: int  # of the engine
     address: int
     storage: int  # weak reference to the storage, whose id no other storage gets meanwhile
+
+
+def is_held_elsewhere(storage: torch.UntypedStorage, tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether something beside ``tensors`` owns ``storage``, or one of them: it may have the address.
+
+    A numpy array does, and what DLPack exports. Memory that processes or files share has its own place, too.
+    """
+    is_owned = storage_use_count(storage_id(storage)) > len(tensors) + _OWN_USE
+    is_shared = storage.device.type == "cpu" and storage.is_shared()
+    return is_owned or is_shared or any(tensor_use_count(tensor) > 1 for tensor in tensors)
+
+
+class Fetched:
+    """A storage that is in device memory between `HostCopies.start_fetch` and `finish_write_back`.
+
+    Its host copy is kept for it meanwhile.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, handle: int, memory: torch.UntypedStorage, transfer: int) -> None:
+        self.storage, self.handle = storage, handle
+        self.memory = memory  # of the device until the storage has arrived, then of the host copy
+        self.transfer = transfer  # the latest copy
+        self.is_resident = False
 
 
 class HostCopies:
@@ -45,6 +71,11 @@ class HostCopies:
 
     def __len__(self) -> int:
         return len(self._copies)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all host copies."""
+        return sum(self._native.nbytes(copy.handle) for copy in self._copies.values() if not is_expired(copy.storage))
 
     def find(self, storage: torch.UntypedStorage) -> int | None:
         """Return the handle of the host copy in which ``storage`` is; None if it is elsewhere."""
@@ -66,11 +97,10 @@ class HostCopies:
             blocks = self._make(chunk)
             for storage in chunk:
                 handle, block = blocks.pop(0)
-                transfer = self._native.fill_host_copy(_NO_SWAP, handle, storage.data_ptr(), self._stream())
+                transfer = self._native.fill_host_copy(MOVED, handle, storage.data_ptr(), self._stream())
                 self._native.in_done(handle, transfer, self._stream())
                 self._register(storage, handle, block.data_ptr())
                 swap_data_pointers(storage, block.untyped_storage())
-        self._native.forget_records(time.monotonic())
 
     def receive(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Return a new storage of the device, in a host copy, with the bytes of ``storage``, which lies on the CPU.
@@ -94,12 +124,62 @@ class HostCopies:
             return
         with eager_dispatch():  # also in the middle of a trace
             flat = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
-        transfer = self._native.in_start(_NO_SWAP, handle, flat.data_ptr(), flat.nbytes, self._stream())
+        transfer = self._native.in_start(MOVED, handle, flat.data_ptr(), flat.nbytes, self._stream())
         self._native.in_done(handle, transfer, self._stream())
         self._native.confirm()
         swap_data_pointers(storage, flat.untyped_storage())
         self._forget(storage)
-        self._native.forget_records(time.monotonic())
+
+    def start_fetch(self, storage: torch.UntypedStorage) -> Fetched:
+        """Start to copy a storage from its host copy to device memory, where it is after `finish_fetch`.
+
+        Raises:
+            OptionError: it is not in a host copy.
+        """
+        handle = self.find(storage)
+        if handle is None:
+            raise OptionError("only what is in a host copy can be fetched")
+        memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device).untyped_storage()
+        transfer = self._native.in_start(STREAMED, handle, memory.data_ptr(), memory.nbytes(), self._stream())
+        return Fetched(storage, handle, memory, transfer)
+
+    def finish_fetch(self, fetched: Fetched) -> None:
+        """Make the current stream wait for the copy; the storage is in device memory from here on.
+
+        Raises:
+            TransferError: the copy failed; the storage stays in its host copy.
+        """
+        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        swap_data_pointers(fetched.storage, fetched.memory)
+        fetched.is_resident = True
+
+    def start_write_back(self, fetched: Fetched) -> None:
+        """Start to copy a fetched storage to its host copy, where it is after `finish_write_back`."""
+        fetched.transfer = self._native.fill_host_copy(
+            STREAMED, fetched.handle, fetched.storage.data_ptr(), self._stream()
+        )
+
+    def settle(self, fetched: Fetched) -> None:
+        """Return a fetched storage to its host copy from whatever was done last; waits for copies that are under way.
+
+        Raises:
+            TransferError: the copy failed; the storage stays in device memory for good.
+        """
+        if not fetched.is_resident:  # nothing has written it
+            self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+            return
+        self.start_write_back(fetched)
+        self.finish_write_back(fetched)
+
+    def finish_write_back(self, fetched: Fetched) -> None:
+        """Make the current stream wait for the copy; the storage is in its host copy from here on.
+
+        Raises:
+            TransferError: the copy failed; the storage stays in device memory for good.
+        """
+        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        swap_data_pointers(fetched.storage, fetched.memory)
+        fetched.is_resident = False
 
     @staticmethod
     def move_to_heap(storage: torch.UntypedStorage) -> None:

@@ -8,8 +8,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.ir.timeline import STATE, Lane, Span, Timeline
 from lmswap.runtime._C import TransferRecord
+
+# Instead of a buffer's number, in records of copies that are part of no plan: of a storage that moves to or from its
+# host copy for good, or of optimizer state.
+MOVED, STREAMED = -1, -2
 
 SegmentKey = tuple[int, str]  # graph, phase
 Graphs = tuple[int, ...]  # key of a plan: the graphs of the step that it was made for
@@ -207,6 +211,9 @@ class StepRecord:
         for record in self.transfers:
             lane = Lane.IN if record.is_in else Lane.OUT
             start, end = record.start_seconds - origin, record.end_seconds - origin
+            if record.swap < 0:  # part of no plan
+                spans += [Span(lane, STATE, start, end, record.nbytes)] * (record.swap == STREAMED)
+                continue
             name = names[record.swap] if record.swap < len(names) else f"buffer {record.swap}"
             spans.append(Span(lane, name, start, end, record.nbytes, record.swap))
         memory = tuple((seconds - origin, nbytes + other_bytes) for seconds, nbytes in self.memory)

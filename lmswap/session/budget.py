@@ -144,11 +144,11 @@ class BudgetTracker:
         """Return what a step of ``program`` may occupy now; negative if the rest exceeds the budget."""
         trains = any(segment.phase == "backward" for segment in program.segments)
         placeable = self._weights.placeable()
-        weight_bytes = self._weights.resident_bytes(placeable)  # the plan keeps or moves them
+        weight_bytes = placeable.resident_bytes  # the plan keeps or moves them
         base_bytes = self._used_outside_arena() - weight_bytes
         tensor_bytes = self._tensors_outside_arena() - weight_bytes
         trained = self.trained_memory()
-        parameter_bytes = max(0, trained.parameter_bytes - sum(placeable.values()))
+        parameter_bytes = max(0, trained.parameter_bytes - placeable.parameter_bytes)
         trained = trained._replace(parameter_bytes=parameter_bytes)
         optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
         reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes) if trains else 0
@@ -206,7 +206,8 @@ class BudgetTracker:
         coming_bytes = optimizer_bytes + _REBUILT * is_distributed() * self._trained.nbytes
         if self._arena is None:
             return coming_bytes
-        return coming_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))
+        under_way_bytes = 0 if self._trained.streamed else _UNDER_WAY * self._trained.nbytes
+        return coming_bytes + max(under_way_bytes, assumed_bytes(program))
 
     def has_run(self) -> None:
         """Measure, between two steps, what the last training step left outside of the arena."""

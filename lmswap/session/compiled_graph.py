@@ -78,7 +78,7 @@ class CapturedGraph:
     def placeable_weights(self) -> Collection[str]:
         """Return the names of the weights that its plans may place, the same for all of them."""
         if self._placeable is None:
-            self._placeable = self.session.weights.placeable()
+            self._placeable = self.session.weights.placeable().names
         return self._placeable
 
     def forget_placeable_weights(self) -> None:
@@ -320,8 +320,8 @@ class _PlannedGraph(aot.GraphHandler):
 
     def _lowered(self, lower: Callable[[], Lowered]) -> Lowered:
         lowered = lower()
-        self._graph.program = program = lowered.program
-        self._session.note_trained([program.buffers[parameter].name for parameter, _ in program.gradients])
+        self._graph.program = lowered.program
+        self._session.note_written(lowered.written)
         return lowered
 
     def _write_scripts(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, strided
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lmswap.session.allowance import TrainedMemory
+
+if TYPE_CHECKING:
+    from lmswap.session.optimizer_state import OptimizerState
 
 # Values that an optimizer keeps per value of a parameter, by the settings of its group (torch 2.11 to 2.13).
 _Settings = Mapping[str, Any]
@@ -30,6 +33,7 @@ class TrainableParameters:
     def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """``parameters`` returns them now; one of several names may be among them more than once."""
         self._parameters = parameters
+        self.streamed: OptimizerState | None = None  # of one optimizer, once it streams
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
@@ -75,13 +79,28 @@ class TrainableParameters:
         """
         parameters = list(self._alive())
         optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
-        num_values = _pending_values(optimizers, assumed_values)
+        num_values, pending_bytes = _pending_values(optimizers, assumed_values), 0
+        if self.streamed is not None:
+            num_values |= dict.fromkeys(self.streamed.streamed, 0)
+            pending_bytes = self.streamed.window_bytes
         return TrainedMemory(
             sum(parameter.nbytes for parameter in parameters),
             self.gradient_bytes(),
-            _state_bytes(optimizers, parameters),
-            sum(num_values.get(id(each), assumed_values) * each.nbytes for each in parameters if each.requires_grad),
+            self._resident_state_bytes(optimizers, parameters),
+            pending_bytes
+            + sum(num_values.get(id(each), assumed_values) * each.nbytes for each in parameters if each.requires_grad),
         )
+
+    def _resident_state_bytes(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
+        """Return the bytes of ``optimizers``' state of ``parameters`` on the device; wrapped optimizers count once."""
+        found = {
+            id(tensor): tensor.nbytes
+            for optimizer in optimizers
+            for parameter in parameters
+            for tensor in state_tensors(optimizer, parameter)
+            if self.streamed is None or not self.streamed.is_non_resident(tensor)
+        }
+        return sum(found.values())
 
     def _alive(self) -> Iterator[Tensor]:
         """Yield them once each; sparse ones, which have no `nbytes`, count nothing."""
@@ -92,17 +111,21 @@ class TrainableParameters:
         return (parameter for parameter in self._alive() if parameter.requires_grad)
 
 
-def _state_bytes(optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
-    """Return the bytes of ``optimizers``' state of ``parameters``, on their device; wrapped optimizers count once."""
-    found: dict[int, int] = {}
-    for optimizer in optimizers:
-        kept = getattr(optimizer, "state", {})
-        for parameter in parameters:
-            state = kept.get(parameter)
-            for value in state.values() if isinstance(state, Mapping) else ():
-                if isinstance(value, Tensor) and value.device == parameter.device:
-                    found[id(value)] = value.nbytes
-    return sum(found.values())
+def state_tensors(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
+    """Return the state that ``optimizer`` has of ``parameter``, on its device."""
+    state = getattr(optimizer, "state", {}).get(parameter)
+    values = state.values() if isinstance(state, Mapping) else ()
+    return [value for value in values if isinstance(value, Tensor) and value.device == parameter.device]
+
+
+def state_sizes(optimizer: Optimizer) -> dict[int, int]:
+    """Return the bytes of ``optimizer``'s state by id of each parameter; of what does not exist yet, as expected."""
+    pending = _pending_values([optimizer], ASSUMED_VALUES)
+    return {
+        id(each): pending[id(each)] * each.nbytes + sum(tensor.nbytes for tensor in state_tensors(optimizer, each))
+        for group in optimizer.param_groups
+        for each in group["params"]
+    }
 
 
 def _pending_values(optimizers: Sequence[Optimizer], assumed_values: int) -> dict[int, int]:

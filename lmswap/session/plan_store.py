@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 
@@ -145,6 +146,13 @@ class StepPlans:
         choices = self._retention.choices if self._engine.arena is not None else (self._retention.assumed,)
         met, plan = self._planner.search(self._with_needed(request), choices)
         return met, CachedPlan(plan, met.costs, met.machine, met.allowance.room)
+
+    def try_within(self, program: Program, costs: OpCosts, allowance: Allowance) -> CachedPlan | None:
+        """Search a plan for what a step of ``program`` might occupy, and activate nothing; None if there is none."""
+        for each in dict.fromkeys((allowance, self._budget.unmoved(allowance, program))):
+            with suppress(PlanInfeasible, TierError):
+                return self.search(self.request(program, costs, self._machine.now, each))[1]
+        return None
 
     def _with_needed(self, request: PlanRequest) -> PlanRequest:
         """Return ``request`` with what a search for it has to know; for a step that fits as it is, that is nothing.

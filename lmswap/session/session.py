@@ -8,6 +8,7 @@ such step; `lmswap.session.replan_triggers` has the other causes of replanning.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import traceback
 import weakref
@@ -29,7 +30,7 @@ from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
-from lmswap.errors import CaptureError, ForkedProcess, LmswapError, NotManaged, PlanInfeasible, TierError
+from lmswap.errors import CaptureError, ForkedProcess, LmswapError, NotManaged, OptionError, PlanInfeasible, TierError
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -54,15 +55,18 @@ from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes, crowded_out, warn
 from lmswap.session.engine_setup import can_swap_weights, describe_choices, has_places, open_device
 from lmswap.session.optimizer_memory import TrainableParameters
+from lmswap.session.optimizer_state import OptimizerState
 from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
+from lmswap.session.state_split import streamed_bytes
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
-from lmswap.session.weights import Parameters, Weights
+from lmswap.session.training_state import TrainingState
+from lmswap.session.weights import Weights
 from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
 from lmswap.verify.summary import Verified
 from lmswap.verify.transfer_checksums import Audit
@@ -78,11 +82,11 @@ class Session:
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
-    def __init__(self, name: str, options: Options, device: torch.device, parameters: Parameters) -> None:
-        """Open the engine and its tier; ``parameters`` are the model's, by all of their names.
+    def __init__(self, name: str, options: Options, device: torch.device, state: TrainingState) -> None:
+        """Open the engine and its tier; ``state`` is the model's.
 
         Raises:
-            OptionError: the budget or the tier is not available on ``device``.
+            OptionError: the budget or the tier is not available on ``device``, or the optimizer's state cannot stream.
             TierError: the tier's memory or directory cannot be used.
             PlanMismatch: the plan file cannot be followed.
         """
@@ -94,8 +98,8 @@ class Session:
         # On what graphs compute, and on the order in which they run.
         self._graph_notes, self._order_notes = Notes(name), Notes(name)
         self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
-        trained = TrainableParameters(lambda: parameters().values())
-        self.retention = RetentionEstimate(trained.have_gradients)
+        self._trained = TrainableParameters(lambda: state.parameters().values())
+        self.retention = RetentionEstimate(self._trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.options = options = replace(options, tier=opened.tier)  # not "auto"
@@ -110,11 +114,12 @@ class Session:
             )
             self.recorder = self.engine.recorder
             self.weights = Weights(
-                parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
+                state, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
             )
             self.budget = BudgetTracker(
-                options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
+                options, device.type, self.memory, self._trained, self.weights, notes=self.notes, arena=arena
             )
+            self._optimizer_state = self._open_optimizer_state(state.optimizer)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
                 self.memory.count(self.weights.manage())
@@ -432,20 +437,20 @@ class Session:
             self.weights.load()
             model.to(self.device)
 
-    def restore_weights(self) -> None:
-        """Make weights resident; warn of those that stay in their host copies."""
+    def restore(self) -> None:
+        """Make weights and optimizer state resident; warn of what stays in host copies."""
         if not self.engine.host_copies or os.getpid() != self._process:  # a forked child has no engine
             return
         self.traces.evict_all()
         self.memory.trim()
         why = "something beside the model holds their memory, as a detached tensor or a numpy array does"
         try:
-            left_bytes = self.weights.restore()
+            left_bytes = self.weights.restore() + (self._optimizer_state.restore() if self._optimizer_state else 0)
         except torch.OutOfMemoryError as error:
-            left_bytes = self.engine.native.tier_stats(self.options.tier).used_bytes
+            left_bytes = self.engine.host_copies.nbytes
             why = f"{self.device} has no room for them ({error})"
         if left_bytes:
-            what = f"{format_bytes(left_bytes)} of {self.name}'s weights"
+            what = f"{format_bytes(left_bytes)} of {self.name}'s weights and optimizer state"
             warn(f"{what} stay in the memory of the {self.options.tier} tier: {why}", NotManaged)
 
     def close(self) -> None:
@@ -513,9 +518,49 @@ class Session:
         self.note_once("weights: as the step does not fit with all of them, plans place them, too")
         return True
 
-    def note_trained(self, names: Collection[str]) -> None:
-        """Note that a graph differentiates parameters of these ``names``; evict traces whose plans may move them."""
-        if self.weights.note_trained(names):
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state that is non-resident between steps."""
+        return self._optimizer_state.streamed_bytes if self._optimizer_state is not None else 0
+
+    def _open_optimizer_state(self, optimizer: torch.optim.Optimizer | None) -> OptimizerState | None:
+        if optimizer is None:
+            return None
+        if self.options.tier not in ("host", "disk"):
+            raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{self.options.tier}'")
+        return OptimizerState(
+            optimizer,
+            self.engine.host_copies,
+            min_bytes=self.options.min_swap_bytes,
+            budget_bytes=self.budget.nbytes,
+        )
+
+    def _stream_state(self, program: Program, costs: OpCosts, seconds: float = math.inf) -> bool:
+        """Let more of the optimizer's state stream if that makes the step faster; whether it does.
+
+        ``seconds`` are those of the step now; infinite if no plan fits.
+        """
+        state = self._optimizer_state
+        if state is None:
+            return False
+        allowance = self.budget.allowance(program)
+        nbytes = streamed_bytes(
+            self.plans, state, program, costs, allowance, tier=self.options.tier, planned_seconds=seconds
+        )
+        if nbytes is None:
+            return False
+        state.stream(nbytes)
+        self._trained.streamed = state
+        self.memory.trim()
+        self.note_once(
+            f"optimizer state: {format_bytes(state.streamed_bytes)} of {format_bytes(state.nbytes)} are non-resident; "
+            f"each update copies them in and out, and takes {format_bytes(state.window_bytes)} for that"
+        )
+        return True
+
+    def note_written(self, names: Collection[str]) -> None:
+        """Note that steps write weights of these ``names``; evict traces whose plans may move them."""
+        if self.weights.note_written(names):
             self.traces.evict_placing(frozenset(names))
 
     def note_once(self, note: str) -> None:
@@ -532,13 +577,19 @@ class Session:
     def _make(
         self, indices: tuple[int, ...], merged: MergedPrograms, costs: OpCosts, known: CachedPlan | None
     ) -> PlannedStep:
-        """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately."""
+        """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately.
+
+        Optimizer state streams where no plan fits otherwise, or the step is faster so.
+        """
         while True:
             try:
-                return self.plans.make(indices, merged, costs, known)
+                step = self.plans.make(indices, merged, costs, known)
             except PlanInfeasible:
-                if not self.traces.evict_half():
+                if not self.traces.evict_half() and not self._stream_state(merged.program, costs):
                     raise
+                continue
+            if not step.moves or not self._stream_state(merged.program, step.costs, step.plan.predicted_seconds):
+                return step
 
     def programs(self) -> Iterator[Program]:
         """Yield the programs of all graphs that are not evicted."""

@@ -64,6 +64,7 @@ def snapshot(session: Session) -> Report:
         tier_reserved_bytes=tier.capacity_bytes,
         tier_reserve_seconds=tier.reserve_seconds,
         tier_resident_bytes=tier.peak_resident_bytes,
+        state_bytes=session.state_bytes,
         trace_bytes=session.traces.nbytes,
         num_traces=session.traces.num_kept,
         num_evicted_traces=session.traces.num_evicted,

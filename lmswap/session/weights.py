@@ -1,13 +1,15 @@
-"""The weights that plans place: parameters of a model that are resident on the device, or in their host copies.
+"""The weights that plans place: a model's parameters and buffers, resident on the device or in their host copies.
 
 A plan decides for each weight that its step reads. One that it moves is non-resident outside of steps; the step fetches
-it from there. Trained parameters are not placed: they stay resident, where optimizers update them.
+it from there. What is trained, or written by steps, is not placed: it stays resident, where it is updated.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,51 +17,53 @@ from torch import nn
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
-from lmswap.runtime.host_copies import HostCopies
+from lmswap.runtime.host_copies import HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.torch_compat.tensors import storage_id, storage_use_count, tensor_use_count
-
-# Returns the parameters that a model has now, by all of their names: a caller may replace them.
-Parameters = Callable[[], Mapping[str, nn.Parameter]]
-
-# Of a storage's owners in C++: the Python object by which it is examined.
-_OWN_USE = 1
+from lmswap.session.training_state import TrainingState
+from lmswap.torch_compat.tensors import storage_id
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The parameters that share one storage, which is placed as one."""
+    """The parameters and buffers that share one storage, which is placed as one."""
 
     names: tuple[str, ...]
-    parameters: tuple[nn.Parameter, ...]
+    tensors: tuple[torch.Tensor, ...]
     storage: torch.UntypedStorage
 
     @property
     def is_held_elsewhere(self) -> bool:
-        """Whether something beside these parameters owns the storage, or one of them: it may have the address.
+        """See `lmswap.runtime.host_copies.is_held_elsewhere`."""
+        return is_held_elsewhere(self.storage, self.tensors)
 
-        A numpy array does, and what DLPack exports. Memory that processes or files share has its own place, too.
-        """
-        is_owned = storage_use_count(storage_id(self.storage)) > len(self.parameters) + _OWN_USE
-        is_shared = self.storage.device.type == "cpu" and self.storage.is_shared()
-        return is_owned or is_shared or any(tensor_use_count(parameter) > 1 for parameter in self.parameters)
+
+class Placeable(NamedTuple):
+    """The weights that a plan may place: their names, the bytes of parameters among them, and of those resident now."""
+
+    names: Collection[str]
+    parameter_bytes: int
+    resident_bytes: int
 
 
 class Weights:
-    """The parameters of one model as weights that plans place, by their names."""
+    """The parameters and buffers of one model as weights that plans place, by their names."""
 
     def __init__(
         self,
-        parameters: Parameters,
+        trained: TrainingState,
         host_copies: HostCopies,
         *,
         min_bytes: int,
         note: Callable[[str], None],
     ) -> None:
-        """``parameters`` whose storages have ``min_bytes`` can be placed once `manage` is called; ``note`` reports."""
-        self._parameters = parameters
+        """Tensors whose storages have ``min_bytes`` can be placed once `manage` is called; ``note`` reports.
+
+        Of the buffers only those that the model has then: what replaces one is the state of steps, as a cache is.
+        """
+        self._parameters, self._buffers = trained.parameters, trained.buffers
+        self._managed_buffers: Mapping[str, torch.Tensor] = {}
         self._host_copies, self._min_bytes, self._note = host_copies, min_bytes, note
-        self._trained: frozenset[str] = frozenset()  # that a graph has differentiated
+        self._written: frozenset[str] = frozenset()  # by steps, or differentiated
         self._kept: dict[str, int] = {}  # resident ones that plans count, by the first name: their bytes
         self.is_managed = False
 
@@ -70,30 +74,29 @@ class Weights:
         theirs.
 
         Returns:
-            The bytes of all parameters, which count from now on.
+            The bytes of all parameters and buffers, which count from now on.
 
         Raises:
             TierError: the tier has no room.
         """
         self.is_managed = True
-        plain = filter(has_plain_storage, self._parameters().values())
-        storages = {storage_id(s): s for s in (parameter.untyped_storage() for parameter in plain)}
-        nbytes = sum(storage.nbytes() for storage in storages.values())
-        del storages
-        for name, parameter in self._parameters().items():
-            nbytes_as_dense = parameter.numel() * parameter.element_size()
-            if nbytes_as_dense >= self._min_bytes and not has_plain_storage(parameter):
-                what = f"'{name}' ({format_bytes(nbytes_as_dense)})"
-                self._note(f"{what} is not swapped: it is a {type(parameter).__name__} without plain bytes")
+        self._managed_buffers = weakref.WeakValueDictionary(self._buffers())
+        sizes: dict[int, int] = {}  # by storage
+        for name, tensor in self._tensors().items():
+            if has_plain_storage(tensor):
+                sizes[storage_id(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
+            elif (nbytes := tensor.numel() * tensor.element_size()) >= self._min_bytes:
+                what = f"'{name}' ({format_bytes(nbytes)})"
+                self._note(f"{what} is not swapped: it is a {type(tensor).__name__} without plain bytes")
         self.place(())
         for group in self._groups():
             is_resident = self._host_copies.find(group.storage) is None
             if group.storage.device.type == "cpu" and is_resident and not group.is_held_elsewhere:
                 self._host_copies.move_to_heap(group.storage)
-        return nbytes
+        return sum(sizes.values())
 
     def load(self) -> None:
-        """Move parameters that can be placed from the CPU to host copies of the device; the CPU's memory is freed.
+        """Move weights that can be placed from the CPU to host copies of the device; the CPU's memory is freed.
 
         Raises:
             TierError: the tier has no room.
@@ -102,10 +105,10 @@ class Weights:
         while groups:  # each is freed when it has been copied
             group = groups.pop()
             storage = self._host_copies.receive(group.storage)
-            for parameter in group.parameters:
-                offset, shape, stride = parameter.storage_offset(), parameter.shape, parameter.stride()
-                made = torch.empty(0, dtype=parameter.dtype, device=storage.device)
-                parameter.data = made.set_(storage, offset, shape, stride)
+            for tensor in group.tensors:
+                offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
+                made = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+                tensor.data = made.set_(storage, offset, shape, stride)
 
     def restore(self) -> int:
         """Make all weights resident, but for those whose address something else may hold; return the bytes of these.
@@ -121,29 +124,33 @@ class Weights:
                 left_bytes += group.storage.nbytes()
         return left_bytes
 
-    def placeable(self) -> dict[str, int]:
-        """Return the names of the weights that a plan may place now, with their bytes at one name of each storage."""
-        found: dict[str, int] = {}
+    def placeable(self) -> Placeable:
+        """Return the weights that a plan may place now."""
+        names = set[str]()
+        parameter_bytes = resident_bytes = 0
         for group in self._groups() if self.is_managed else ():
+            if not self._written.isdisjoint(group.names):
+                continue
             nbytes = group.storage.nbytes()
-            if self._trained.isdisjoint(group.names):
-                if group.is_held_elsewhere:
-                    self._note(
-                        f"'{group.names[0]}' ({format_bytes(nbytes)}) is not swapped: something beside the model holds "
-                        "its memory, as a numpy array, a detached tensor or a view of it does"
-                    )
-                    continue
-                found |= dict.fromkeys(group.names, 0) | {group.names[0]: nbytes}
-        return found
+            if group.is_held_elsewhere:
+                self._note(
+                    f"'{group.names[0]}' ({format_bytes(nbytes)}) is not swapped: something beside the model holds "
+                    "its memory, as a numpy array, a detached tensor or a view of it does"
+                )
+                continue
+            names.update(group.names)
+            parameter_bytes += nbytes * any(isinstance(tensor, nn.Parameter) for tensor in group.tensors)
+            resident_bytes += nbytes * (self._host_copies.find(group.storage) is None)
+        return Placeable(names, parameter_bytes, resident_bytes)
 
     def names(self) -> dict[int, str]:
-        """Return the first name of each parameter of the model, by `id`."""
-        return {id(parameter): name for name, parameter in reversed([*self._parameters().items()])}
+        """Return the first name of each parameter and each buffer that can be placed, by `id`."""
+        return {id(tensor): name for name, tensor in reversed([*self._tensors().items()])}
 
-    def note_trained(self, names: Collection[str]) -> bool:
-        """Place parameters of these ``names`` no more, as a graph differentiates them; whether any was placeable."""
-        newly = frozenset(names) - self._trained
-        self._trained |= newly
+    def note_written(self, names: Collection[str]) -> bool:
+        """Place weights of these ``names`` no more, as steps write or train them; whether any was placeable."""
+        newly = frozenset(names) - self._written
+        self._written |= newly
         for group in self._groups() if self.is_managed and newly else ():
             if not newly.isdisjoint(group.names):
                 if not group.is_held_elsewhere:
@@ -176,9 +183,9 @@ class Weights:
         leaving: list[torch.UntypedStorage] = []
         for group in self._groups():
             is_resident = self._host_copies.find(group.storage) is None
-            is_trained, is_moved = (not names.isdisjoint(group.names) for names in (self._trained, moved))
-            is_kept = not (kept.isdisjoint(group.names) or is_trained or is_moved)
-            if (is_trained or is_kept) is not is_resident and not group.is_held_elsewhere:
+            is_written, is_moved = (not names.isdisjoint(group.names) for names in (self._written, moved))
+            is_kept = not (kept.isdisjoint(group.names) or is_written or is_moved)
+            if (is_written or is_kept) is not is_resident and not group.is_held_elsewhere:
                 (leaving if is_resident else entering).append(group.storage)
             if is_kept:
                 self._kept[group.names[0]] = group.storage.nbytes()
@@ -192,25 +199,23 @@ class Weights:
         """Bytes of resident weights that the placed plans count as parts of their steps."""
         return sum(self._kept.values())
 
-    def resident_bytes(self, names: Mapping[str, int]) -> int:
-        """Bytes of those of ``names``, as `placeable` returns them, that are resident now."""
-        return sum(
-            group.storage.nbytes()
-            for group in self._groups()
-            if group.names[0] in names and self._host_copies.find(group.storage) is None
-        )
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Return the parameters, and those buffers that the model had when they were first managed."""
+        managed = self._managed_buffers
+        buffers = self._buffers() if managed else {}
+        return {**self._parameters(), **{name: each for name, each in buffers.items() if managed.get(name) is each}}
 
     def _groups(self, lies_on: torch.device | None = None) -> list[_Group]:
-        """Return the parameters with plain memory that are large enough, by storage; by default those on the device."""
+        """Return the tensors with plain memory that are large enough, by storage; by default those on the device."""
         lies_on = lies_on or self._host_copies.device
-        found: dict[int, tuple[list[str], list[nn.Parameter]]] = {}
-        for name, parameter in self._parameters().items():
-            if not has_plain_storage(parameter):
+        found: dict[int, tuple[list[str], list[torch.Tensor]]] = {}
+        for name, tensor in self._tensors().items():
+            if not has_plain_storage(tensor):
                 continue
-            storage = parameter.untyped_storage()
-            if storage.nbytes() >= self._min_bytes and parameter.device == lies_on:
-                names, parameters = found.setdefault(storage_id(storage), ([], []))
+            storage = tensor.untyped_storage()
+            if storage.nbytes() >= self._min_bytes and tensor.device == lies_on:
+                names, tensors = found.setdefault(storage_id(storage), ([], []))
                 names.append(name)
-                if all(parameter is not each for each in parameters):
-                    parameters.append(parameter)
-        return [_Group(tuple(n), tuple(p), p[0].untyped_storage()) for n, p in found.values()]
+                if all(tensor is not each for each in tensors):
+                    tensors.append(tensor)
+        return [_Group(tuple(names), tuple(tensors), tensors[0].untyped_storage()) for names, tensors in found.values()]

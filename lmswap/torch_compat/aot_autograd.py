@@ -153,6 +153,14 @@ def tangents(graph: fx.Graph) -> list[fx.Node]:
     return [node for node, description in inputs if description is not None and description.is_tangent()]
 
 
+def overwritten_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """Return the inputs of ``graph`` that torch overwrites with one of its outputs."""
+    (output,) = graph.find_nodes(op="output")
+    written = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
+    inputs = graph.find_nodes(op="placeholder")
+    return [node for node in inputs if node.meta.get("desc") is not None and node.meta["desc"] in written]
+
+
 def gradients(graph: fx.Graph) -> list[tuple[Any, Any]]:
     """Return the outputs of a backward graph that are gradients, each with the description of the forward's input."""
     (output,) = graph.find_nodes(op="output")

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 
 from lmswap.runtime.host_copies import HostCopies
+from lmswap.session.training_state import TrainingState
 from lmswap.session.weights import Weights
 
 
 def no_weights() -> Weights:
     """Weights that no plan places."""
     engine: Any = None
-    return Weights(dict, HostCopies(engine, "disk", torch.device("cpu"), lambda: 0), min_bytes=1, note=print)
+    return Weights(TrainingState(dict), HostCopies(engine, "disk", torch.device("cpu"), lambda: 0), min_bytes=1, note=print)

@@ -1,0 +1,197 @@
+"""The state of an optimizer that streams: non-resident between updates, in device memory a few chunks at a time.
+
+An update runs the optimizer's own step on consecutive parts of its parameters. While one runs, the state of the next is
+copied in, and that of the last one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lmswap.errors import OptionError
+from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
+from lmswap.runtime.storage import has_plain_storage
+from lmswap.session.optimizer_memory import state_sizes, state_tensors
+from lmswap.torch_compat.optimizers import is_separable, replace_update
+from lmswap.torch_compat.tensors import storage_id
+
+# The share of the budget that one chunk's state takes, and its limits: smaller ones waste time for copies and kernels.
+_CHUNK_SHARE, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 2**20, 2**28
+# Chunks in device memory at once: being copied out, updated, and copied in. The update's temporaries take as much as
+# one more: torch's foreach implementations keep up to two values for each one of a parameter, as state does.
+_NUM_CHUNKS = 4
+
+
+class OptimizerState:
+    """The state of one optimizer, which stays where torch has it until `stream` is called."""
+
+    def __init__(self, optimizer: Optimizer, host_copies: HostCopies, *, min_bytes: int, budget_bytes: int) -> None:
+        """Tensors of ``min_bytes`` stream.
+
+        Raises:
+            OptionError: parts of the parameters cannot be updated one after the other.
+        """
+        if not is_separable(optimizer):
+            raise OptionError(
+                f"optimizer={type(optimizer).__name__}: its update may depend on all parameters at once, so that its "
+                "state cannot stream; of torch.optim all but LBFGS and SparseAdam can. Leave it out"
+            )
+        self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
+        self._chunk_bytes = min(max(int(_CHUNK_SHARE * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+        self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended
+        self.streamed: set[int] = set()  # parameters whose state streams, by `id`
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether updates stream a part of it."""
+        return bool(self.streamed)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of the part that streams."""
+        return sum(nbytes for parameter, nbytes in state_sizes(self.optimizer).items() if parameter in self.streamed)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it; of what does not exist yet, as expected."""
+        return sum(state_sizes(self.optimizer).values())
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that an update takes, beside parameters and gradients."""
+        sizes = state_sizes(self.optimizer).values()
+        return min(_NUM_CHUNKS * max(self._chunk_bytes, *sizes), 2 * sum(sizes))
+
+    def is_non_resident(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the state is in its host copy now."""
+        return has_plain_storage(tensor) and self._host_copies.find(tensor.untyped_storage()) is not None
+
+    def stream(self, nbytes: int) -> None:
+        """Make ``nbytes`` of it non-resident, that of the first parameters, and let updates stream it from now on.
+
+        Raises:
+            TierError: the tier has no room.
+        """
+        for parameter, size in state_sizes(self.optimizer).items():
+            if nbytes <= 0:
+                break
+            self.streamed.add(parameter)
+            nbytes -= size
+        self._move_out(self._parameters())
+        self._undo = self._undo or [
+            replace_update(self.optimizer, self._update),
+            self.optimizer.register_load_state_dict_post_hook(lambda _: self._move_out(self._parameters())).remove,
+        ]
+
+    def restore(self) -> int:
+        """Make all of it resident, and let updates run as torch's; return the bytes that something else holds.
+
+        Raises:
+            TransferError: a copy failed.
+        """
+        while self._undo:
+            self._undo.pop()()
+        self._settle()
+        streaming = self._storages(self._parameters())
+        self.streamed.clear()
+        left_bytes = 0
+        for storage, tensors in streaming:
+            if not is_held_elsewhere(storage, tensors):
+                self._host_copies.move_in(storage)
+            elif self._host_copies.find(storage) is not None:
+                left_bytes += storage.nbytes()
+        return left_bytes
+
+    def _update(self, run: Callable[[], None]) -> None:
+        """Call ``run`` for each chunk of the parameters, with its state resident."""
+        groups = self.optimizer.param_groups
+        given = [group["params"] for group in groups]
+        chunks = list(self._chunks(given))
+        self._settle()
+        try:
+            coming = self._start_fetch(chunks[0]) if chunks else []
+            leaving: list[Fetched] = []
+            for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
+                here = coming
+                for fetched in here:
+                    self._host_copies.finish_fetch(fetched)
+                coming = self._start_fetch(following) if following is not None else []
+                for group, parameters in zip(groups, chunk, strict=True):
+                    group["params"] = parameters
+                run()
+                for fetched in here:
+                    self._host_copies.start_write_back(fetched)
+                self._finish(leaving)  # before memory is taken for the next chunk
+                leaving = here
+                self._move_out(parameter for parameters in chunk for parameter in parameters)
+            self._finish(leaving)
+        finally:
+            for group, parameters in zip(groups, given, strict=True):
+                group["params"] = parameters
+            self._settle()
+
+    def _chunks(self, groups: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
+        """Yield consecutive parts of the parameters that have gradients, by group."""
+        sizes, chunk_bytes = state_sizes(self.optimizer), 0
+        chunk: list[list[Tensor]] = [[] for _ in groups]
+        for number, parameters in enumerate(groups):
+            for parameter in parameters:
+                if parameter.grad is None:
+                    continue
+                nbytes = sizes[id(parameter)]
+                if chunk_bytes and chunk_bytes + nbytes > self._chunk_bytes:
+                    yield chunk
+                    chunk, chunk_bytes = [[] for _ in groups], 0
+                chunk[number].append(parameter)
+                chunk_bytes += nbytes
+        if any(chunk):
+            yield chunk
+
+    def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
+        started: list[Fetched] = []
+        for storage, _ in self._storages(parameter for parameters in chunk for parameter in parameters):
+            if self._host_copies.find(storage) is not None:
+                fetched = self._fetched[storage_id(storage)] = self._host_copies.start_fetch(storage)
+                started.append(fetched)
+        return started
+
+    def _finish(self, leaving: Iterable[Fetched]) -> None:
+        for fetched in leaving:
+            self._host_copies.finish_write_back(fetched)
+            del self._fetched[storage_id(fetched.storage)]
+
+    def _settle(self) -> None:
+        """Make what an interrupted update has left in device memory non-resident."""
+        for number, fetched in [*self._fetched.items()]:
+            self._host_copies.settle(fetched)
+            del self._fetched[number]
+
+    def _move_out(self, parameters: Iterable[Tensor]) -> None:
+        """Make the state of ``parameters`` non-resident that torch has just made, a chunk at a time."""
+        leaving: list[torch.UntypedStorage] = []
+        for storage, tensors in self._storages(parameters):
+            is_resident = storage_id(storage) not in self._fetched and self._host_copies.find(storage) is None
+            if is_resident and not is_held_elsewhere(storage, tensors):
+                leaving.append(storage)
+        if leaving:
+            self._host_copies.move_out(leaving)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+    def _storages(self, parameters: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, list[Tensor]]]:
+        """Return the storages of the state of ``parameters`` that streams, with their tensors."""
+        found: dict[int, tuple[torch.UntypedStorage, list[Tensor]]] = {}
+        for parameter in (each for each in parameters if id(each) in self.streamed):
+            for tensor in state_tensors(self.optimizer, parameter):
+                if not has_plain_storage(tensor) or tensor.device != self._host_copies.device:
+                    continue
+                storage = tensor.untyped_storage()
+                if storage.nbytes() >= self._min_bytes:
+                    found.setdefault(storage_id(storage), (storage, []))[1].append(tensor)
+        return list(found.values())

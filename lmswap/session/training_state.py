@@ -1,0 +1,19 @@
+"""What a model's training keeps from step to step: parameters, buffers, and the optimizer with its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+# Returns the tensors that a model has now, by all of their names: a caller may replace them.
+NamedTensors = Callable[[], Mapping[str, torch.Tensor]]
+
+
+class TrainingState(NamedTuple):
+    """The parameters and buffers of a model, and the optimizer whose state may stream."""
+
+    parameters: NamedTensors
+    buffers: NamedTensors = dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer | None = None

@@ -1,0 +1,90 @@
+"""`torch.optim`: replacing what an optimizer's step runs between its hooks (torch 2.11 to 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.optim import optimizer as _optimizer
+
+# Optimizers whose step updates each parameter by itself: run on parts of the parameters, it gives the same bits. LBFGS
+# does not.
+_SEPARABLE = tuple(
+    getattr(torch.optim, name)
+    for name in [
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "AdamW",
+        "ASGD",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ]
+    if hasattr(torch.optim, name)  # Muon came with torch 2.9
+)
+
+
+def is_separable(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the step of ``optimizer`` is one of torch's that update each parameter by itself."""
+    return any(type(optimizer).step is kind.step for kind in _SEPARABLE)
+
+
+def replace_update(
+    optimizer: torch.optim.Optimizer, update: Callable[[Callable[[], None]], None]
+) -> Callable[[], None]:
+    """Make ``optimizer.step`` call ``update(run)``, where it would call ``run``: the step without its hooks.
+
+    Hooks, profiler records and learning-rate schedulers see one step, and a closure is called once.
+
+    Returns:
+        A function that restores the step, also if something has wrapped it meanwhile.
+    """
+    given = vars(optimizer).get("step")  # a scheduler's wrapper
+    decorated = type(optimizer).step
+    undecorated: Callable[..., Any] = decorated.__wrapped__  # type: ignore[attr-defined]
+    is_replaced = True
+
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not is_replaced:
+            return (given or MethodType(decorated, self))(*args, **kwargs)
+        self._opt_called = True  # type: ignore[attr-defined]  # as schedulers note that steps come first
+        with torch.autograd.profiler.record_function(f"Optimizer.step#{type(self).__name__}.step"):
+            arguments: tuple[Any, dict[str, Any]] = (self, *args), kwargs
+            for hook in chain(_optimizer._global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
+                arguments = hook(self, *arguments) or arguments
+            (_, *positional), named = arguments
+            closure = positional[0] if positional else named.get("closure")
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            update(lambda: undecorated(self))
+            self._optimizer_step_code()
+            for hook in chain(
+                self._optimizer_step_post_hooks.values(), _optimizer._global_optimizer_post_hooks.values()
+            ):
+                hook(self, *arguments)
+            return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers made later leave it as it is
+    replaced = MethodType(step, optimizer)
+    optimizer.step = replaced  # type: ignore[method-assign]
+
+    def restore() -> None:
+        nonlocal is_replaced
+        is_replaced = False
+        if vars(optimizer).get("step") is replaced:
+            del optimizer.step
+            if given is not None:
+                optimizer.step = given  # type: ignore[method-assign]
+
+    return restore

@@ -1,0 +1,309 @@
+"""Optimizer state that does not fit streams through device memory, and results are those of plain torch."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import OptionError
+from tests.training import session_of
+
+WIDTH, LAYERS = 128, 6
+
+OPTIMIZERS = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    "adamw foreach": lambda groups: torch.optim.AdamW(groups, lr=1e-2, foreach=True, amsgrad=True),
+    "adam fused": lambda groups: torch.optim.Adam(groups, lr=1e-2, fused=True),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
+    "sgd foreach": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, foreach=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, centered=True, momentum=0.5),
+    "adagrad": lambda groups: torch.optim.Adagrad(groups, initial_accumulator_value=0.1),
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "asgd": torch.optim.ASGD,
+    "rprop": torch.optim.Rprop,
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+class Network(nn.Module):
+    """Layers of 64 KiB, biases, and a parameter that no step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())),
+        )
+        self.unused = nn.Parameter(torch.ones(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+def groups_of(model):
+    """Two groups, the first with weight decay, of weights and biases in turns."""
+    weights = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    return [{"params": weights[:3] + others, "weight_decay": 0.01}, {"params": weights[3:]}]
+
+
+def made(name="adamw"):
+    torch.manual_seed(0)
+    model = Network()
+    optimizer = OPTIMIZERS[name](groups_of(model))
+    return model, optimizer
+
+
+def streaming(model, optimizer, **options):
+    """Enable ``model``, with a state that streams in chunks of a few layers."""
+    lmswap.enable(model, "1GiB", optimizer=optimizer, min_swap_bytes=1024, **options)
+    session_of(model)._optimizer_state._chunk_bytes = 5 * WIDTH * WIDTH * 4
+    return stream_all(model)
+
+
+def stream_all(model):
+    state = session_of(model)._trained.streamed = session_of(model)._optimizer_state
+    state.stream(state.nbytes)
+    return state
+
+
+def train(model, optimizer, steps=4, *, first=0, between=lambda step: None):
+    seen = []
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        loss = model(torch.randn(4, WIDTH))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        between(step)
+        seen.append(loss.detach())
+    return seen
+
+
+def all_tensors(model, optimizer):
+    """The model's and the optimizer's, in order."""
+    state = optimizer.state_dict()["state"]
+    held = [value for key in sorted(state) for value in state[key].values() if isinstance(value, torch.Tensor)]
+    return [*model.parameters(), *held]
+
+
+def same(found, expected):
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def non_resident(model, optimizer):
+    find = session_of(model).engine.host_copies.find
+    held = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
+    return [value for value in held if find(value.untyped_storage()) is not None]
+
+
+def large():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(512, 512), nn.Tanh())))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train_large(model, optimizer):
+    seen = []
+    for step in range(6):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 512)).square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.detach())
+    return [*seen, *model.parameters()]
+
+
+def test_state_that_does_not_fit_streams(no_garbage):
+    expected = train_large(*large())
+    model, optimizer = large()
+    lmswap.enable(model, "2GiB")
+    model(torch.randn(8, 512)).square().mean().backward()
+    budget_bytes = lmswap.least_budget(model) - 20 * 2**20  # of the state's 32
+    lmswap.disable(model)
+    del model, optimizer
+    model, optimizer = large()
+    lmswap.enable(model, budget_bytes, optimizer=optimizer)
+    assert same(train_large(model, optimizer), expected)
+    report = lmswap.report(model)
+    assert report.highest_peak_bytes <= budget_bytes
+    assert 0 < len(non_resident(model, optimizer)) < 32
+    state_bytes = sum(tensor.nbytes for tensor in non_resident(model, optimizer))
+    assert report.state_in_bytes == report.state_out_bytes == state_bytes
+    assert "are non-resident; each update copies them" in str(report).replace("\n", " ")
+
+
+def test_state_that_fits_stays_as_it_is():
+    model, optimizer = made()
+    lmswap.enable(model, "1GiB", optimizer=optimizer)
+    train(model, optimizer)
+    assert not non_resident(model, optimizer)
+    assert "step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_have_plain_bits(name):
+    plain, plain_optimizer = made(name)
+    expected = train(plain, plain_optimizer)
+    model, optimizer = made(name)
+    streaming(model, optimizer)
+    assert same(train(model, optimizer), expected)
+    assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
+    if name != "adafactor":  # whose state is small
+        assert len(non_resident(model, optimizer)) >= LAYERS
+    lmswap.disable(model)
+    assert same(train(model, optimizer), train(plain, plain_optimizer))
+
+
+@pytest.mark.parametrize("schedules_first", [False, True])
+def test_schedules_clipping_and_accumulation(schedules_first):
+    def run(model, optimizer, enable):
+        if schedules_first:
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)
+            enable()
+        else:
+            enable()
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)
+        with warnings.catch_warnings(action="error"):  # of schedules that no step came before them
+            for step in range(8):
+                torch.manual_seed(step)
+                model(torch.randn(4, WIDTH)).backward()
+                if step % 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=step == 5)
+                    schedule.step()
+        return all_tensors(model, optimizer)
+
+    plain, model = made(), made()
+    expected = run(*plain, lambda: None)
+    assert same(run(*model, lambda: streaming(*model)), expected)
+
+
+def test_a_closure_is_called_once_and_hooks_see_one_step():
+    def run(model, optimizer):
+        calls = []
+        optimizer.register_step_pre_hook(
+            lambda o, *_: calls.append(("pre", [len(g["params"]) for g in o.param_groups]))
+        )
+        optimizer.register_step_post_hook(
+            lambda o, *_: calls.append(("post", [len(g["params"]) for g in o.param_groups]))
+        )
+
+        def closure():
+            calls.append("closure")
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, WIDTH))
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).detach() for _ in range(3)]
+        return calls, [*losses, *all_tensors(model, optimizer)]
+
+    plain, model = made(), made()
+    streaming(*model)
+    (calls, found), (expected_calls, expected) = run(*model), run(*plain)
+    assert calls == expected_calls
+    assert same(found, expected)
+
+
+def test_state_is_saved_and_loaded_while_it_streams():
+    plain, plain_optimizer = made()
+    train(plain, plain_optimizer)
+    saved = copy.deepcopy(plain_optimizer.state_dict()), copy.deepcopy(plain.state_dict())
+    expected = train(plain, plain_optimizer, first=4)
+    model, optimizer = made()
+    streaming(model, optimizer)
+    train(model, optimizer, 2)
+    optimizer.load_state_dict(saved[0])
+    model.load_state_dict(saved[1])
+    assert len(non_resident(model, optimizer)) >= 2 * LAYERS
+    assert same(train(model, optimizer, first=4), expected)
+    held = optimizer.state_dict()
+    loaded_model, loaded = made()
+    loaded_model.load_state_dict(model.state_dict())
+    loaded.load_state_dict(held)
+    lmswap.disable(model)
+    assert same(train(loaded_model, loaded, first=8), train(plain, plain_optimizer, first=8))
+
+
+def test_state_can_be_read_and_written_between_steps():
+    def between(optimizer):
+        def act(step):
+            for values in list(optimizer.state.values())[:3]:
+                values["exp_avg"].mul_(0.5)
+                values["exp_avg_sq"].data[0] = float(values["exp_avg"].sum()) ** 2
+
+        return act
+
+    plain, plain_optimizer = made()
+    expected = train(plain, plain_optimizer, between=between(plain_optimizer))
+    model, optimizer = made()
+    streaming(model, optimizer)
+    assert same(train(model, optimizer, between=between(optimizer)), expected)
+
+
+@pytest.mark.cpu_only("numpy cannot hold a GPU's memory")
+def test_state_that_numpy_holds_stays_where_it_is():
+    plain, plain_optimizer = made()
+    model, optimizer = made()
+    lmswap.enable(model, "1GiB", optimizer=optimizer, min_swap_bytes=1024)
+    train(model, optimizer, 1)
+    train(plain, plain_optimizer, 1)
+    array = optimizer.state[model.layers[0].weight]["exp_avg"].numpy()
+    stream_all(model)
+    assert same(train(model, optimizer, 3, first=1), train(plain, plain_optimizer, 3, first=1))
+    assert torch.equal(torch.from_numpy(array), plain_optimizer.state[plain.layers[0].weight]["exp_avg"])
+
+
+def test_an_update_that_is_interrupted_leaves_all_in_its_place(monkeypatch):
+    model, optimizer = made()
+    state = streaming(model, optimizer)
+    train(model, optimizer, 2)
+    before = len(non_resident(model, optimizer))
+    addcdiv, calls = torch.Tensor.addcdiv_, []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return addcdiv(*args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "addcdiv_", failing)
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["foreach"] = False
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 1, first=2)
+    assert [len(group["params"]) for group in optimizer.param_groups] == sizes
+    assert len(non_resident(model, optimizer)) == before
+    assert not state._fetched
+
+
+def test_optimizers_that_cannot_stream_are_refused():
+    model, _ = made()
+    with pytest.raises(OptionError, match="LBFGS: its update may depend on all parameters"):
+        lmswap.enable(model, "1GiB", optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(OptionError, match=r"takes a torch\.optim\.Optimizer, not str"):
+        lmswap.enable(model, "1GiB", optimizer="adam")
+    with pytest.raises(OptionError, match="trains no parameter of Network"):
+        lmswap.enable(model, "1GiB", optimizer=torch.optim.Adam(nn.Linear(2, 2).parameters()))
+
+
+class Own(torch.optim.AdamW):
+    """An optimizer whose update looks at all parameters."""
+
+    def step(self, closure=None):
+        raise AssertionError
+
+
+def test_other_updates_than_torchs_are_refused():
+    model, _ = made()
+    with pytest.raises(OptionError, match="Own: its update may depend"):
+        lmswap.enable(model, "1GiB", optimizer=Own(model.parameters()))
