@@ -37,7 +37,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         return Part(name, title, ("-m", module, str(result), *arguments), result, seconds)
 
     # As few tokens as are needed: a decoder's step takes a CPU's time.
-    rehearsal = ("--size", "small", "--tokens", "32", "--share", "0.5")
+    rehearsal = ("--size", "small", "--tokens", "32", "--share", "0.6")
     frozen_base = ("--size", "13b", "--tokens", "8192", "16384", "4096", "--budget", "24GiB")
 
     def study(name: str, title: str, seconds: float, *arguments: str) -> Part:

@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from benchmarks.unet3d.files import write_text
 from benchmarks.weights.run import Choice, run_task
 from benchmarks.weights.table import bits, lines
 from benchmarks.weights.tasks import NAMES, SIZES, on_meta
-from benchmarks.weights.training import Steps
+from benchmarks.weights.training import Outcome, Steps
 from benchmarks.weights.ways import LMSWAP, PLAIN, WAYS
 from lmswap.errors import OptionError, TierError
 from lmswap.hardware.device import default_device
@@ -67,7 +68,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
     )
     output = options.output or RESULTS / f"weights_{device}.json"
     origin = {**describe_origin(device, command), "note": options.note}
-    tasks = _known(output, origin, len(ways) + 2) if options.resume else {}
+    known = _known(output, origin) if options.resume else {}
+    tasks = {title: outcomes for title, outcomes in known.items() if len(outcomes) == len(ways) + 2}
     print_result(f"{origin['device']}, torch {origin['torch']}; results: {output}")
     for name in options.tasks:
         for tokens in (options.tokens or [None]) if name.startswith("decoder") else [None]:
@@ -75,7 +77,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
             if title in tasks:
                 continue
             outcomes: list[dict[str, Any]] = []
-            for outcome in run_task(choice, name, tokens):
+            begun = [Outcome.from_fields(each) for each in known.get(title, ())] if device == "cuda" else []
+            for outcome in run_task(choice, name, tokens, begun):
                 outcomes.append(json.loads(json.dumps(asdict(outcome))))
                 found = {**tasks, title: outcomes}
                 write_text(output, to_json({"schema": SCHEMA, "origin": origin, "tasks": found}))
@@ -109,14 +112,20 @@ def _is_broken(outcomes: Sequence[dict[str, Any]]) -> bool:
     )
 
 
-def _known(output: Path, origin: dict[str, Any], num_outcomes: int) -> dict[str, list[dict[str, Any]]]:
-    """Tasks of an earlier run of the same code on the same device that have all outcomes."""
+def _known(output: Path, origin: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Outcomes by task of an earlier run of the same command, code and device, up to the first failed one."""
     if not output.exists():
         return {}
     before = json.loads(output.read_text())
-    if before["schema"] != SCHEMA or any(before["origin"][key] != origin[key] for key in ("device", "commit")):
+    if before["schema"] != SCHEMA or any(
+        before["origin"][key] != origin[key] for key in ("device", "commit", "command")
+    ):
         return {}
-    return {title: outcomes for title, outcomes in before["tasks"].items() if len(outcomes) == num_outcomes}
+
+    def has_ended(outcome: dict[str, Any]) -> bool:
+        return bool(outcome["status"] != "failed")
+
+    return {title: [*takewhile(has_ended, outcomes)] for title, outcomes in before["tasks"].items()}
 
 
 def _checked(options: argparse.Namespace, device: str) -> list[str]:

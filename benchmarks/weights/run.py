@@ -39,22 +39,34 @@ class Choice:
     steps: Steps
 
 
-def run_task(choice: Choice, name: str, tokens: int | None = None) -> Iterator[Outcome]:
+def run_task(choice: Choice, name: str, tokens: int | None = None, known: Sequence[Outcome] = ()) -> Iterator[Outcome]:
     """Run a task in all chosen ways, after plain torch alone, whose peak and seconds set the limits.
+
+    Args:
+        choice: the ways and limits.
+        name: of the task.
+        tokens: of a decoder's sequences; None: the size's.
+        known: what an earlier call has yielded before it was ended, on a GPU.
 
     Yields:
         The outcome of each way, plain torch twice among them; what does not fit or breaks is an outcome too.
     """
     plain = Run(name, choice.size, tokens, PLAIN, choice.device, steps=choice.steps)
-    (alone,) = run_in_turns([replace(plain, steps=choice.steps if choice.device == "cuda" else Steps(2, 0, 3))])
+    is_gpu, left = choice.device == "cuda", list(known)
+    alone = left.pop(0) if left else run_in_turns([plain if is_gpu else replace(plain, steps=Steps(2, 0, 3))])[0]
     if alone.peak_bytes is None:
         yield alone
         return
     limited = [replace(_limited(choice, alone), way=way) for way in choice.ways]
-    if choice.device == "cuda":  # it is used by one process at a time
+    if is_gpu:  # it is used by one process at a time
         yield alone
         for run in (plain, *limited):
-            yield _with_fewest_blocks(run, alone.peak_bytes) if WAYS[run.way].moves_blocks else run_in_turns([run])[0]
+            if left:
+                yield left.pop(0)
+            elif WAYS[run.way].moves_blocks:
+                yield _with_fewest_blocks(run, alone.peak_bytes)
+            else:
+                yield from run_in_turns([run])
         return
     runs = [plain, plain]
     for run in limited:

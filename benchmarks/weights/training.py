@@ -6,7 +6,7 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,13 @@ class Outcome:
     bits: tuple[str, ...] = ()
     trained: str = ""
     report: dict[str, Any] = field(default_factory=dict)  # lmswap's own
+
+    @staticmethod
+    def from_fields(fields: Mapping[str, Any]) -> Outcome:
+        """The outcome of which `dataclasses.asdict` made ``fields``, by way of JSON."""
+        run = Run(**{**fields["run"], "steps": Steps(**fields["run"]["steps"])})
+        lists = {name: tuple(fields[name]) for name in ("seconds", "bits")}
+        return Outcome(**{**fields, **lists, "run": run})
 
 
 def train(run: Run, wait_for_turn: Callable[[], None] = lambda: None) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -83,6 +83,15 @@ def test_on_a_gpu_ways_follow_each_other(trained):
     assert ways == ["plain", "plain", "lmswap", "block swap"]
 
 
+def test_what_is_known_is_not_run_again_on_a_gpu(trained):
+    choice = replace(CHOICE, device="cuda", copy_share=None)
+    outcomes = [*run_task(choice, "decoder")]
+    trained.clear()
+    read = [Outcome.from_fields(json.loads(json.dumps(asdict(outcome)))) for outcome in outcomes]
+    assert [*run_task(choice, "decoder", known=read[:3])] == outcomes
+    assert {each.way for each in trained} == {"block swap"}
+
+
 def test_without_plain_torch_nothing_is_run(monkeypatch):
     monkeypatch.setattr(run, "run_in_turns", lambda runs: [Outcome(each, "failed", "no room") for each in runs])
     (found,) = run_task(CHOICE, "decoder")
@@ -109,12 +118,12 @@ def test_what_cannot_be_used_is_refused_before_anything_runs(arguments, said, mo
 def test_tasks_of_the_same_code_are_not_run_twice(tmp_path, monkeypatch):
     ran = []
 
-    def run_task(choice, name, tokens):
+    def run_task(choice, name, tokens, known):
         ran.append((name, tokens))
         yield from (PLAIN, PLAIN, LMSWAP)
 
     monkeypatch.setattr(main_module, "run_task", run_task)
     arguments = ["--size", "tiny", "--ways", "lmswap", "--resume", "--output", str(tmp_path / "weights.json")]
-    assert main([*arguments, "--tasks", "decoder", "--tokens", "8", "16"]) == 0
-    assert main([*arguments, "--tasks", "decoder", "encoder3d", "--tokens", "16", "32"]) == 0
-    assert ran == [("decoder", 8), ("decoder", 16), ("decoder", 32), ("encoder3d", None)]
+    for more in ((), (), ("--timed", "9")):
+        assert main([*arguments, "--tasks", "decoder", "--tokens", "8", "16", *more]) == 0
+    assert ran == 2 * [("decoder", 8), ("decoder", 16)]
