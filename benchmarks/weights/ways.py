@@ -138,10 +138,11 @@ def _fully_shard(model: nn.Module, task: Task, limits: Limits) -> Applied:
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: PLC0415
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    for block in spread(task.blocks(model), limits.num_blocks):
-        moved = {id(weight) for weight in frozen(block)}
-        ignored = {parameter for parameter in block.parameters() if id(parameter) not in moved}
-        fully_shard(block, offload_policy=CPUOffloadPolicy(), ignored_params=ignored)
+    blocks = spread(task.blocks(model), limits.num_blocks)
+    moved = {id(weight) for block in blocks for weight in frozen(block)}
+    ignored = {parameter for parameter in model.parameters() if id(parameter) not in moved}
+    for module in (*blocks, model):  # the model as the root, which lets blocks prefetch each other
+        fully_shard(module, reshard_after_forward=True, offload_policy=CPUOffloadPolicy(), ignored_params=ignored)
     _move_rest(model, limits.device)
     return Applied()
 
