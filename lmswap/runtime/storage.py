@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmswap.torch_compat.tensors import dispatch_keys, key_bits
+from lmswap.torch_compat.tensors import dispatch_keys, is_traceable_wrapper_subclass, key_bits
 
 # Torch dispatches every other kind of tensor by a key of its own: zeros without memory (forward-mode AD), wrappers of
 # torch.func's transforms, nested, sparse, quantized and MKL-DNN tensors, conjugated and negated views, fakes, and
@@ -16,3 +16,12 @@ _OTHER_KEYS = ~key_bits(_KEYS)
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Return whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
     return not dispatch_keys(tensor).raw_repr() & _OTHER_KEYS
+
+
+def held_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of ``tensor``; of a quantized one that wraps others, theirs, not those of its values."""
+    wraps_others: bool = is_traceable_wrapper_subclass(tensor)
+    if not wraps_others:
+        return tensor.nbytes
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return sum(held_bytes(getattr(tensor, name)) for name in names)

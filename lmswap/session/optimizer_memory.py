@@ -11,6 +11,7 @@ from torch import Tensor, strided
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lmswap.runtime.storage import held_bytes
 from lmswap.session.allowance import TrainedMemory
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class TrainableParameters:
             num_values |= dict.fromkeys(self.streamed.streamed, 0)
             pending_bytes = self.streamed.window_bytes
         return TrainedMemory(
-            sum(parameter.nbytes for parameter in parameters),
+            sum(map(held_bytes, parameters)),
             self.gradient_bytes(),
             self._resident_state_bytes(optimizers, parameters),
             pending_bytes

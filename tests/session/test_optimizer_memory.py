@@ -9,6 +9,7 @@ from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from lmswap.session.optimizer_memory import TrainableParameters
+from tests.weights.test_quantized import Quantized
 
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),
@@ -161,3 +162,9 @@ def test_state_of_unknown_optimizers_is_pending_only_where_it_is_assumed():
     assert trained.measure(assumed_values=0).pending_optimizer_bytes == 0
     assert trained.measure().pending_optimizer_bytes == 2 * trained.nbytes
     assert optimizer.param_groups
+
+
+def test_a_quantized_parameter_counts_what_it_wraps():
+    values, scale = torch.zeros(64, 32, dtype=torch.int8), torch.ones(64, 1)
+    parameter = nn.Parameter(Quantized(values, scale), requires_grad=False)
+    assert TrainableParameters(lambda: [parameter]).measure().parameter_bytes == values.nbytes + scale.nbytes
