@@ -428,14 +428,19 @@ class Session:
         """Move ``model`` from the CPU to the device: large parameters to host copies, all else to device memory.
 
         Raises:
-            TierError: the tier has no room; the model is partly on the device.
+            OptionError: the device has no room for what cannot be swapped; the model is partly on it.
+            TierError: the tier has no room; likewise.
         """
         with reported(f"{self.name}, moving it to {self.device}", "loading"):
             for tensor in (*model.parameters(), *model.buffers()):  # first: of a mapped file they keep all of it mapped
                 if has_plain_storage(tensor) and tensor.untyped_storage().nbytes() < self.options.min_swap_bytes:
                     tensor.data = tensor.data.to(self.device)
             self.weights.load()
-            model.to(self.device)
+            try:
+                model.to(self.device)
+            except torch.OutOfMemoryError as error:
+                kept = "; ".join(note for note in self.notes if "is not swapped" in note)
+                raise OptionError(f"{self.device} has no room for what stays on it of {self.name}: {kept}") from error
 
     def restore(self) -> None:
         """Make weights and optimizer state resident; warn of what stays in host copies."""

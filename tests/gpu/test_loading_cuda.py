@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.errors import OptionError
 from lmswap.runtime.host_copies import HostCopies
+from tests.weights.test_quantized import Quantized
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 WIDTH, LAYERS = 512, 5
@@ -46,3 +48,17 @@ def test_a_file_is_given_back_when_its_large_parameters_have_moved(tmp_path, mon
         assert torch.equal(loaded.weight.cpu(), layer.weight)
         assert torch.equal(loaded.bias.cpu(), layer.bias)
     lmswap.disable(model)
+
+
+def test_what_cannot_be_swapped_and_has_no_room_is_named():
+    model = nn.Linear(4096, 4096, bias=False, device="cpu")
+    values, scale = torch.zeros(4096, 4096, dtype=torch.int8, device="cpu"), torch.ones(4096, 1, device="cpu")
+    model.weight = nn.Parameter(Quantized(values, scale), requires_grad=False)
+    model.plain = nn.Parameter(torch.ones(4, device="cpu"))
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(9 * 2**20 / torch.cuda.mem_get_info()[1])
+    try:
+        with pytest.raises(OptionError, match=r"no room for what stays on it of Linear: 'weight' \(.* is a Quantized"):
+            lmswap.enable(model, "8MiB", device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -33,8 +33,8 @@ class Quantized(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         if function in (torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
-            inner = [function(each) for each in (args[0].values, args[0].scale)]
-            return cls(*inner)
+            where = {name: given for name, given in (kwargs or {}).items() if name == "device"}
+            return cls(*(function(each, **where) for each in (args[0].values, args[0].scale)))
 
         def plain(value):
             return value.values * value.scale if isinstance(value, cls) else value
