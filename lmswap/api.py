@@ -186,6 +186,8 @@ def enable(
     if options.weights == "swap":
         check_swappable(parameters, type(model).__name__)
     disable(model)
+    if optimizer is not None and any(session.updates(optimizer) for session in sessions()):
+        raise OptionError("optimizer=: another enabled model has it; leave it out here, or train both as one module")
     reference: weakref.ref[nn.Module] = weakref.ref(model)
     state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), optimizer)
     session = _make_session(type(model).__name__, options, target, state)

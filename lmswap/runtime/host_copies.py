@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, TransferError
 from lmswap.runtime import _C
 from lmswap.runtime.step_record import MOVED, STREAMED
 from lmswap.torch_compat.operators import eager_dispatch
@@ -165,8 +166,9 @@ class HostCopies:
         Raises:
             TransferError: the copy failed; the storage stays in device memory for good.
         """
-        if not fetched.is_resident:  # nothing has written it
-            self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        if not fetched.is_resident:
+            with suppress(TransferError):  # the host copy has all of it
+                self._native.in_done(fetched.handle, fetched.transfer, self._stream())
             return
         self.start_write_back(fetched)
         self.finish_write_back(fetched)

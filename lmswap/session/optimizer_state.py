@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
@@ -94,11 +94,9 @@ class OptimizerState:
         Raises:
             TransferError: a copy failed.
         """
-        while self._undo:
-            self._undo.pop()()
         self._settle()
         streaming = self._storages(self._parameters())
-        self.streamed.clear()
+        self.close()
         left_bytes = 0
         for storage, tensors in streaming:
             if not is_held_elsewhere(storage, tensors):
@@ -106,6 +104,12 @@ class OptimizerState:
             elif self._host_copies.find(storage) is not None:
                 left_bytes += storage.nbytes()
         return left_bytes
+
+    def close(self) -> None:
+        """Let updates run as torch's from now on, on state where it is; idempotent."""
+        while self._undo:
+            self._undo.pop()()
+        self.streamed.clear()
 
     def _update(self, run: Callable[[], None]) -> None:
         """Call ``run`` for each chunk of the parameters, with its state resident."""
@@ -166,10 +170,20 @@ class OptimizerState:
             del self._fetched[storage_id(fetched.storage)]
 
     def _settle(self) -> None:
-        """Make what an interrupted update has left in device memory non-resident."""
+        """Make what an interrupted update has left in device memory non-resident.
+
+        Raises:
+            TransferError: a copy out failed, which was tried again: what it copies stays in device memory.
+        """
+        failed: TransferError | None = None
         for number, fetched in [*self._fetched.items()]:
-            self._host_copies.settle(fetched)
+            try:
+                self._host_copies.settle(fetched)
+            except TransferError as error:
+                failed = error
             del self._fetched[number]
+        if failed is not None:
+            raise failed
 
     def _move_out(self, parameters: Iterable[Tensor]) -> None:
         """Make the state of ``parameters`` non-resident that torch has just made, a chunk at a time."""

@@ -463,6 +463,8 @@ class Session:
         Session._open.discard(self)
         if self._owner is not None:
             self._owner.detach()
+        if self._optimizer_state is not None:
+            self._optimizer_state.close()
         self.engine.close()
         self.memory.close()
         self.traces.evict_all()
@@ -522,6 +524,10 @@ class Session:
         self.traces.evict_complete()
         self.note_once("weights: as the step does not fit with all of them, plans place them, too")
         return True
+
+    def updates(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the state of ``optimizer`` may stream for this model."""
+        return self._optimizer_state is not None and self._optimizer_state.optimizer is optimizer
 
     @property
     def state_bytes(self) -> int:

@@ -1,6 +1,9 @@
 """Optimizer state that does not fit streams through device memory, and results are those of plain torch."""
 
 import copy
+import functools
+import gc
+import re
 import warnings
 
 import pytest
@@ -8,7 +11,9 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, TransferError
+from lmswap.hardware.measure import describe_machine
+from lmswap.runtime import _C
 from tests.training import session_of
 
 WIDTH, LAYERS = 128, 6
@@ -307,3 +312,79 @@ def test_other_updates_than_torchs_are_refused():
     model, _ = made()
     with pytest.raises(OptionError, match="Own: its update may depend"):
         lmswap.enable(model, "1GiB", optimizer=Own(model.parameters()))
+
+
+@pytest.mark.cpu_only("faults of a disk")
+@pytest.mark.parametrize("faults", ["read@20=fail", "write@45=fail", "write@41=fail,read@0.5=jitter:0.01"])
+def test_a_copy_that_fails_loses_nothing(faults, monkeypatch):
+    """Each parameter and its state are those before the update, or those after it."""
+    describe_machine(torch.device("cpu"), "disk")  # measured while the disk is sound
+    engine = functools.partial(_C.Engine, faults=faults)
+    monkeypatch.setattr("lmswap.session.engine_setup._C.Engine", engine)
+    plain, plain_optimizer = made()
+    model, optimizer = made()
+    streaming(model, optimizer)
+    for step in range(4):
+        before = [tensor.clone() for tensor in all_tensors(plain, plain_optimizer)]
+        train(plain, plain_optimizer, 1, first=step)
+        try:
+            train(model, optimizer, 1, first=step)
+        except TransferError as error:
+            assert re.search(r"(read|write) of 0.1 MiB \(65536 bytes\)", str(error))
+            break
+    else:
+        pytest.fail("nothing failed")
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    assert groups == [len(group["params"]) for group in plain_optimizer.param_groups]
+    after = all_tensors(plain, plain_optimizer)
+    for tensor, old, new in zip(all_tensors(model, optimizer), before, after, strict=True):
+        assert torch.equal(tensor, old) or torch.equal(tensor, new)
+    optimizer.zero_grad()
+    train(model, optimizer, 2, first=9)  # what is left goes on
+
+
+def test_gradient_scaling_skips_updates():
+    def run(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        for step in range(5):
+            torch.manual_seed(step)
+            scaler.scale(model(torch.randn(4, WIDTH)) * (float("inf") if step == 2 else 1.0)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [torch.tensor(scaler.get_scale()), *all_tensors(model, optimizer)]
+
+    plain, model = made(), made()
+    streaming(*model)
+    assert same(run(*model), run(*plain))
+
+
+def test_a_copy_of_an_optimizer_runs_by_itself():
+    model, optimizer = made()
+    streaming(model, optimizer)
+    train(model, optimizer, 2)
+    copied_model, copied = copy.deepcopy((model, optimizer))
+    expected = train(model, optimizer, 2, first=2)
+    assert same(train(copied_model, copied, 2, first=2), expected)
+
+
+def test_an_optimizer_outlives_its_model():
+    model, optimizer = made()
+    streaming(model, optimizer)
+    train(model, optimizer, 2)
+    (held,) = (values["exp_avg"] for p, values in optimizer.state.items() if p is model.layers[0].weight)
+    expected = held.clone()
+    model.layers[0].weight.grad = torch.zeros_like(model.layers[0].weight)
+    del model
+    gc.collect()
+    assert torch.equal(held, expected)
+    optimizer.step()
+    assert torch.equal(held, expected.lerp(torch.zeros_like(expected), 1 - 0.9))
+
+
+def test_an_optimizer_belongs_to_one_enabled_model():
+    model, optimizer = made()
+    streaming(model, optimizer)
+    with pytest.raises(OptionError, match="another enabled model has it"):
+        lmswap.enable(nn.ParameterList([model.unused]), "1GiB", optimizer=optimizer)

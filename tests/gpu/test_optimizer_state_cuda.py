@@ -1,0 +1,57 @@
+"""Optimizer state on a GPU: what does not fit streams, and what torch reserves stays within the budget."""
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from tests.optimizer_state.test_streaming import non_resident, same
+
+MIB = 2**20
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("deterministic"),
+]
+
+
+def made():
+    torch.manual_seed(0)
+    layers = (layer for _ in range(48) for layer in (nn.Linear(512, 512), nn.Tanh()))
+    model = nn.Sequential(*layers).cuda()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model, optimizer):
+    seen = []
+    for step in range(5):
+        torch.manual_seed(step)
+        loss = model(torch.randn(64, 512, device="cuda")).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.detach().cpu())
+    return [*seen, *(parameter.detach().cpu() for parameter in model.parameters())]
+
+
+def test_state_that_does_not_fit_streams_within_the_budget():
+    expected = train(*made())
+    torch.cuda.empty_cache()
+    held_bytes = torch.cuda.memory_reserved()
+    budget_bytes = held_bytes + 200 * MIB  # parameters and gradients take 96, the state as much
+    model, optimizer = made()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.set_per_process_memory_fraction(1.02 * budget_bytes / torch.cuda.mem_get_info()[1])
+    try:
+        lmswap.enable(model, budget_bytes, optimizer=optimizer)
+        found = train(model, optimizer)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    report = lmswap.report(model)
+    assert same(found, expected)
+    assert non_resident(model, optimizer)
+    assert report.state_in_bytes == report.state_out_bytes > 0
+    assert torch.cuda.max_memory_reserved() <= budget_bytes
+    assert report.highest_peak_bytes <= budget_bytes
+    lmswap.disable(model)
+    assert same([p.cpu() for p in model.parameters()], expected[5:])
