@@ -6,7 +6,10 @@ copied in, and that of the last one out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from lmswap.errors import OptionError, TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
-from lmswap.torch_compat.optimizers import is_separable, replace_update
+from lmswap.torch_compat.optimizers import is_separable, loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id
 
 # The share of the budget that one chunk's state takes, and its limits: smaller ones waste time for copies and kernels.
@@ -24,6 +27,13 @@ _CHUNK_SHARE, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 2**20, 2**28
 # Chunks in device memory at once: being copied out, updated, and copied in. The update's temporaries take as much as
 # one more: torch's foreach implementations keep up to two values for each one of a parameter, as state does.
 _NUM_CHUNKS = 4
+
+
+@dataclass(frozen=True)
+class _Deferred:
+    """A tensor of a saved state that is still to be loaded."""
+
+    tensor: Tensor
 
 
 class OptimizerState:
@@ -85,7 +95,8 @@ class OptimizerState:
         self._move_out(self._parameters())
         self._undo = self._undo or [
             replace_update(self.optimizer, self._update),
-            self.optimizer.register_load_state_dict_post_hook(lambda _: self._move_out(self._parameters())).remove,
+            self.optimizer.register_load_state_dict_pre_hook(self._defer_loading).remove,
+            self.optimizer.register_load_state_dict_post_hook(self._load_deferred, prepend=True).remove,
         ]
 
     def restore(self) -> int:
@@ -115,7 +126,8 @@ class OptimizerState:
         """Call ``run`` for each chunk of the parameters, with its state resident."""
         groups = self.optimizer.param_groups
         given = [group["params"] for group in groups]
-        chunks = list(self._chunks(given))
+        updated = [[parameter for parameter in parameters if parameter.grad is not None] for parameters in given]
+        chunks = list(self._chunks(updated, state_sizes(self.optimizer)))
         self._settle()
         try:
             coming = self._start_fetch(chunks[0]) if chunks else []
@@ -139,14 +151,37 @@ class OptimizerState:
                 group["params"] = parameters
             self._settle()
 
-    def _chunks(self, groups: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
-        """Yield consecutive parts of the parameters that have gradients, by group."""
-        sizes, chunk_bytes = state_sizes(self.optimizer), 0
+    def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return ``saved`` with what streams wrapped: torch would put all of it into device memory at once."""
+        numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
+        state = dict(saved["state"])
+        for number, parameter in zip(numbers, self._parameters(), strict=False):  # torch compares the groups
+            if id(parameter) in self.streamed and number in state:
+                state[number] = {
+                    key: _Deferred(value) if isinstance(value, Tensor) and value.nbytes >= self._min_bytes else value
+                    for key, value in state[number].items()
+                }
+        return {**saved, "state": state}
+
+    def _load_deferred(self, _: Optimizer) -> None:
+        states: dict[Tensor, dict[Any, Any]] = self.optimizer.state
+        sizes = {
+            id(parameter): sum(value.tensor.nbytes for value in values.values() if isinstance(value, _Deferred))
+            for parameter, values in states.items()
+        }
+        for chunk in self._chunks([[each for each in self._parameters() if each in states]], sizes):
+            for parameter in chunk[0]:
+                for key, value in states[parameter].items():
+                    if isinstance(value, _Deferred):
+                        states[parameter][key] = loaded_value(parameter, value.tensor, key)
+            self._move_out(chunk[0])
+
+    def _chunks(self, groups: Sequence[Sequence[Tensor]], sizes: Mapping[int, int]) -> Iterator[list[list[Tensor]]]:
+        """Yield consecutive parts of the parameters of ``groups``, by group; ``sizes`` are of their state, by `id`."""
+        chunk_bytes = 0
         chunk: list[list[Tensor]] = [[] for _ in groups]
         for number, parameters in enumerate(groups):
             for parameter in parameters:
-                if parameter.grad is None:
-                    continue
                 nbytes = sizes[id(parameter)]
                 if chunk_bytes and chunk_bytes + nbytes > self._chunk_bytes:
                     yield chunk

@@ -38,6 +38,18 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     return any(type(optimizer).step is kind.step for kind in _SEPARABLE)
 
 
+def loaded_value(parameter: torch.Tensor, value: torch.Tensor, key: Any) -> torch.Tensor:
+    """Return ``value`` of a saved state as `load_state_dict` puts it into the state of ``parameter``, under ``key``."""
+    loaded: torch.Tensor = torch.optim.Optimizer._process_value_according_to_param_policy(
+        parameter,
+        value,
+        0,
+        [],  # the groups, by which it decides where steps are
+        key,
+    )
+    return loaded
+
+
 def replace_update(
     optimizer: torch.optim.Optimizer, update: Callable[[Callable[[], None]], None]
 ) -> Callable[[], None]:

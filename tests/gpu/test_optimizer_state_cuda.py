@@ -21,9 +21,9 @@ def made():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(model, optimizer):
+def train(model, optimizer, steps=5):
     seen = []
-    for step in range(5):
+    for step in range(steps):
         torch.manual_seed(step)
         loss = model(torch.randn(64, 512, device="cuda")).square().mean()
         loss.backward()
@@ -34,8 +34,17 @@ def train(model, optimizer):
     return [*seen, *(parameter.detach().cpu() for parameter in model.parameters())]
 
 
+def on_host(saved):
+    """``saved``, of an optimizer, copied to the CPU."""
+    state = {number: {key: value.cpu() for key, value in values.items()} for number, values in saved["state"].items()}
+    return {**saved, "state": state}
+
+
 def test_state_that_does_not_fit_streams_within_the_budget():
-    expected = train(*made())
+    plain, plain_optimizer = made()
+    expected = train(plain, plain_optimizer)
+    expected_after = train(plain, plain_optimizer, 2)
+    del plain, plain_optimizer
     torch.cuda.empty_cache()
     held_bytes = torch.cuda.memory_reserved()
     budget_bytes = held_bytes + 200 * MIB  # parameters and gradients take 96, the state as much
@@ -45,13 +54,18 @@ def test_state_that_does_not_fit_streams_within_the_budget():
     try:
         lmswap.enable(model, budget_bytes, optimizer=optimizer)
         found = train(model, optimizer)
+        saved = {key: value.cpu() for key, value in model.state_dict().items()}, on_host(optimizer.state_dict())
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        resumed = train(model, optimizer, 2)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     report = lmswap.report(model)
     assert same(found, expected)
+    assert same(resumed, expected_after)
     assert non_resident(model, optimizer)
     assert report.state_in_bytes == report.state_out_bytes > 0
     assert torch.cuda.max_memory_reserved() <= budget_bytes
     assert report.highest_peak_bytes <= budget_bytes
     lmswap.disable(model)
-    assert same([p.cpu() for p in model.parameters()], expected[5:])
+    assert same([parameter.cpu() for parameter in model.parameters()], expected_after[2:])
