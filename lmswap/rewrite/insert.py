@@ -249,7 +249,7 @@ class _SwapInserter:
         output.args = (tuple(returned),)
 
     def save_own_weights(self, backward: SegmentGraph) -> None:
-        """Save the graph's own input beside each copy of a weight, for autograd to check that nobody writes it."""
+        """Save the graph's own input beside each copy of a weight, for autograd to check that it is not written."""
         saved = self.graph.saved
         for buffer in self.weights:
             own = self._own_weight(buffer) if any(value in saved for value in self._values[buffer]) else None

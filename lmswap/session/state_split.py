@@ -1,4 +1,4 @@
-"""How much of an optimizer's state streams: of some shares, that with which step and update take least."""
+"""The part of an optimizer's state that streams: of some shares, that with which step and update take least."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's training keeps from step to step: parameters, buffers, and the optimizer with its state."""
+"""The state of a model's training from step to step: parameters, buffers, and the optimizer with its own."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.host_copies import HostCopies, is_held_elsewhere
-from lmswap.runtime.storage import has_plain_storage
+from lmswap.runtime.storage import has_plain_storage, held_bytes
 from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.tensors import storage_id
 
@@ -85,7 +85,7 @@ class Weights:
         for name, tensor in self._tensors().items():
             if has_plain_storage(tensor):
                 sizes[storage_id(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
-            elif (nbytes := tensor.numel() * tensor.element_size()) >= self._min_bytes:
+            elif (nbytes := held_bytes(tensor)) >= self._min_bytes:
                 what = f"'{name}' ({format_bytes(nbytes)})"
                 self._note(f"{what} is not swapped: it is a {type(tensor).__name__} without plain bytes")
         self.place(())
