@@ -83,7 +83,7 @@ def test_on_a_gpu_ways_follow_each_other(trained):
     assert ways == ["plain", "plain", "lmswap", "block swap"]
 
 
-def test_what_is_known_is_not_run_again_on_a_gpu(trained):
+def test_known_outcomes_are_kept_on_a_gpu(trained):
     choice = replace(CHOICE, device="cuda", copy_share=None)
     outcomes = [*run_task(choice, "decoder")]
     trained.clear()
