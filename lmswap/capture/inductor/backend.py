@@ -44,6 +44,10 @@ from lmswap.torch_compat.inductor import (
 # Swapped-in tensors have the strides that were traced; Inductor would choose others for what it saves.
 # A replayed CUDA graph would copy to and from the addresses of its capture.
 AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False, "triton.cudagraphs": False}
+# The key of a cached graph would have its metadata, which lead to the session, which cannot be pickled. Torch logs that
+# failure with its traceback, whose frames hold tensors of the first step as long as a handler keeps the record (torch
+# 2.13; no upstream issue known).
+_UNCACHED = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 # For graphs into which a plan has inserted ops: passes that move ops are off. They keep collectives in order, but no
 # other operators (torch 2.13; pytorch#134874, pytorch#150074).
 _AS_PLANNED = {
@@ -73,7 +77,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     refuse_graph_rewriters()
     own_parameters, gradient_order = parameters_of(module, inputs, handler.parameter_names()), GradientOrder()
     gradient_order.instrument(module)
-    patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
+    patches = {**AS_TRACED, **_UNCACHED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
         lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
         lambda handler: _InductorVariant(handler, copy.copy(gradient_order), own_parameters),

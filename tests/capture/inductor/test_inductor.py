@@ -109,6 +109,14 @@ def swap_ops(graph: torch.fx.Graph) -> list[str]:
     return [str(node.target) for node in graph.nodes if str(node.target).startswith("lmswap")]
 
 
+def test_logged_records_hold_no_tensors_of_a_step(caplog):
+    model = lmswap.enable(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), compiler="inductor")
+    with config.patch(fx_graph_cache=True):  # as it is by default
+        steps(model, model, (4, 8), num_steps=1)
+    assert [record for record in caplog.records if record.exc_info] == []
+    lmswap.disable(model)
+
+
 @pytest.mark.slow
 def test_policies_have_plain_inductor_bits_also_for_retained_graphs(compiled):
     expected = plain("dense", retain_graph=True, num_steps=1)
