@@ -519,6 +519,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
     step = session.current_step()
     reported = {
         "origin": step.origin,
+        "notes": [*session.plan_notes],
         "first": made.count(1),
         "tells": len(tells),
         "plan": step.plan.to_json(),
@@ -542,8 +543,10 @@ def test_replans_of_one_local_rank_are_followed_by_the_others(tmp_path, ranks_th
     assert reported[0]["plan"] == reported[1]["plan"]
     assert sum(rank["first"] for rank in reported) == 1  # each by the first that came to it
     assert sum(rank["tells"] for rank in reported) == 1
-    assert all(re.match("replanned after step [34]:", rank["origin"]) for rank in reported)
-    assert sum("made by another rank of this machine" in rank["origin"] for rank in reported) == 1
+    replanned = [rank["notes"][-1].split(": ", 1) for rank in reported]
+    assert [rank["origin"] for rank in reported] == [origin for origin, _ in replanned]
+    assert all(re.fullmatch("replanned after step [34]", origin) for origin, _ in replanned)
+    assert sum("made by another rank of this machine" in why for _, why in replanned) == 1
     assert all(rank["finite"] and rank["left_bytes"] == 0 for rank in reported)
 
 
