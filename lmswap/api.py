@@ -132,8 +132,9 @@ def enable(
             stay on the device. "auto": on a GPU "swap", as soon as a step does not fit otherwise; on a CPU "keep".
         device: move the model there, a GPU, from the CPU: it may be larger than the device. Parameters of at least
             ``min_swap_bytes`` go to host memory that the device reads, and ``weights`` is "swap".
-        optimizer: where a step does not fit otherwise, the state of this optimizer, one of `torch.optim` without LBFGS
-            and SparseAdam, is non-resident between its steps; each copies it in and out, a few parameters at a time.
+        optimizer: where a step does not fit otherwise, or is faster so, state of this optimizer is non-resident between
+            its steps; each copies it in and out, a few parameters at a time. Its update must give the same bits
+            parameter by parameter, which is tried on small copies; LBFGS is refused.
         **unknown: refused; the error suggests the option that may have been meant.
 
     Returns:

@@ -19,7 +19,8 @@ from lmswap.errors import OptionError, TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
-from lmswap.torch_compat.optimizers import is_separable, loaded_value, replace_update
+from lmswap.session.optimizer_trial import updates_in_parts
+from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id
 
 # The share of the budget that one chunk's state takes, and its limits: smaller ones waste time for copies and kernels.
@@ -45,10 +46,10 @@ class OptimizerState:
         Raises:
             OptionError: parts of the parameters cannot be updated one after the other.
         """
-        if not is_separable(optimizer):
+        if not updates_in_parts(optimizer):
             raise OptionError(
-                f"optimizer={type(optimizer).__name__}: its update may depend on all parameters at once, so that its "
-                "state cannot stream; of torch.optim all but LBFGS and SparseAdam can. Leave it out"
+                f"optimizer={type(optimizer).__name__}: tried on small copies of its parameters, its update of one "
+                "after the other has other bits than that of all at once, so that its state cannot stream: leave it out"
             )
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
         self._chunk_bytes = min(max(int(_CHUNK_SHARE * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)

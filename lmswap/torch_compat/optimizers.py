@@ -10,32 +10,11 @@ from typing import Any
 import torch
 from torch.optim import optimizer as _optimizer
 
-# Optimizers whose step updates each parameter by itself: run on parts of the parameters, it gives the same bits. LBFGS
-# does not.
-_SEPARABLE = tuple(
-    getattr(torch.optim, name)
-    for name in [
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "Adamax",
-        "AdamW",
-        "ASGD",
-        "Muon",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    ]
-    if hasattr(torch.optim, name)  # Muon came with torch 2.9
-)
 
-
-def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the step of ``optimizer`` is one of torch's that update each parameter by itself."""
-    return any(type(optimizer).step is kind.step for kind in _SEPARABLE)
+def update_of(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """Return what the step of ``optimizer`` runs between its hooks, to be called with ``optimizer``."""
+    update: Callable[..., Any] = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
+    return update
 
 
 def loaded_value(parameter: torch.Tensor, value: torch.Tensor, key: Any) -> torch.Tensor:
@@ -61,8 +40,7 @@ def replace_update(
         A function that restores the step, also if something has wrapped it meanwhile.
     """
     given = vars(optimizer).get("step")  # a scheduler's wrapper
-    decorated = type(optimizer).step
-    undecorated: Callable[..., Any] = decorated.__wrapped__  # type: ignore[attr-defined]
+    decorated, undecorated = type(optimizer).step, update_of(optimizer)
     is_replaced = True
 
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -293,7 +293,7 @@ def test_an_update_that_is_interrupted_leaves_all_in_its_place(monkeypatch):
 
 def test_optimizers_that_cannot_stream_are_refused():
     model, _ = made()
-    with pytest.raises(OptionError, match="LBFGS: its update may depend on all parameters"):
+    with pytest.raises(OptionError, match="LBFGS: tried on small copies"):
         lmswap.enable(model, "1GiB", optimizer=torch.optim.LBFGS(model.parameters()))
     with pytest.raises(OptionError, match=r"takes a torch\.optim\.Optimizer, not str"):
         lmswap.enable(model, "1GiB", optimizer="adam")
@@ -301,17 +301,64 @@ def test_optimizers_that_cannot_stream_are_refused():
         lmswap.enable(model, "1GiB", optimizer=torch.optim.Adam(nn.Linear(2, 2).parameters()))
 
 
-class Own(torch.optim.AdamW):
-    """An optimizer whose update looks at all parameters."""
+class OfAll(torch.optim.Optimizer):
+    """An update by the norm of all gradients, once it exceeds a thousand."""
 
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
     def step(self, closure=None):
-        raise AssertionError
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in parameters])) if parameters else 1
+        for parameter in parameters:
+            parameter.sub_(parameter.grad * min(1.0, 1000.0 / float(norm)))
 
 
-def test_other_updates_than_torchs_are_refused():
+class OfEach(torch.optim.Optimizer):
+    """A momentum of signs."""
+
+    def __init__(self, params, lr=0.1, beta=0.9):
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                parameter.sub_(group["lr"] * mean.lerp(parameter.grad, 0.1).sign_())
+                mean.lerp_(parameter.grad, 1 - group["beta"])
+
+
+class OfChance(OfEach):
+    """Noise for each parameter in turn."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        noises = [torch.randn(()) for group in self.param_groups for _ in group["params"]]
+        super().step()
+        for noise, parameter in zip(noises, (p for group in self.param_groups for p in group["params"]), strict=True):
+            parameter.add_(noise * torch.rand(()))
+
+
+def test_an_update_of_another_package_streams_if_it_is_of_each_parameter():
+    OPTIMIZERS["of each"] = OfEach
+    try:
+        test_updates_have_plain_bits("of each")
+    finally:
+        del OPTIMIZERS["of each"]
+
+
+@pytest.mark.parametrize("kind", [OfAll, OfChance])
+def test_an_update_of_all_parameters_is_refused_and_nothing_is_changed(kind):
     model, _ = made()
-    with pytest.raises(OptionError, match="Own: its update may depend"):
-        lmswap.enable(model, "1GiB", optimizer=Own(model.parameters()))
+    optimizer, before = kind(model.parameters()), [p.clone() for p in model.parameters()]
+    seed = torch.get_rng_state()
+    with pytest.raises(OptionError, match=f"{kind.__name__}: tried on small copies"):
+        lmswap.enable(model, "1GiB", optimizer=optimizer)
+    assert same([*model.parameters()], before)
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert not optimizer.state
 
 
 @pytest.mark.cpu_only("faults of a disk")
