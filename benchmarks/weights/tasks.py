@@ -41,8 +41,8 @@ class Size:
 SIZES = {
     "tiny": Size(Sizes(6, 256, 704, 4, 4, 512), 1, 64, VolumeSizes((4, 8), 64, 6, 16)),
     "small": Size(Sizes(8, 768, 2048, 6, 6, 512), 1, 64, VolumeSizes((4, 8), 192, 16, 32)),
-    # 300 million parameters, and 62 million in a 3D encoder.
-    "cpu": Size(Sizes(12, 1408, 3872, 22, 22, 2048), 2, 128, VolumeSizes((8, 16, 32), 256, 12, 64)),
+    # 300 million parameters, and 150 million in a 3D encoder.
+    "cpu": Size(Sizes(12, 1408, 3872, 22, 22, 2048), 2, 128, VolumeSizes((8, 16, 32), 384, 12, 48)),
     # Llama 2 13B's, which 24 GiB do not hold; its batch is one sequence.
     "13b": Size(
         Sizes(40, 5120, 13_824, 40, 40, 32_000),
