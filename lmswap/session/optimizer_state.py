@@ -23,8 +23,9 @@ from lmswap.session.optimizer_trial import updates_in_parts
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id
 
-# The share of the budget that one chunk's state takes, and its limits: smaller ones waste time for copies and kernels.
-_CHUNK_SHARE, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 2**20, 2**28
+# The bytes of one chunk's state: at most this share of the budget, and this one of all state, as an update waits for
+# the first chunk and the last; within limits, as small copies and kernels take longer.
+_SHARE_OF_BUDGET, _SHARE_OF_STATE, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 1 / 32, 2**20, 2**28
 # Chunks in device memory at once: being copied out, updated, and copied in. The update's temporaries take as much as
 # one more: torch's foreach implementations keep up to two values for each one of a parameter, as state does.
 _NUM_CHUNKS = 4
@@ -52,7 +53,7 @@ class OptimizerState:
                 "after the other has other bits than that of all at once, so that its state cannot stream: leave it out"
             )
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
-        self._chunk_bytes = min(max(int(_CHUNK_SHARE * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+        self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended
         self.streamed: set[int] = set()  # parameters whose state streams, by `id`
         self._undo: list[Callable[[], None]] = []
@@ -75,8 +76,8 @@ class OptimizerState:
     @property
     def window_bytes(self) -> int:
         """Bytes that an update takes, beside parameters and gradients."""
-        sizes = state_sizes(self.optimizer).values()
-        return min(_NUM_CHUNKS * max(self._chunk_bytes, *sizes), 2 * sum(sizes))
+        sizes = state_sizes(self.optimizer)
+        return min(_NUM_CHUNKS * max(self._chunk_bytes(sizes), *sizes.values()), 2 * sum(sizes.values()))
 
     def is_non_resident(self, tensor: Tensor) -> bool:
         """Whether a tensor of the state is in its host copy now."""
@@ -179,18 +180,23 @@ class OptimizerState:
 
     def _chunks(self, groups: Sequence[Sequence[Tensor]], sizes: Mapping[int, int]) -> Iterator[list[list[Tensor]]]:
         """Yield consecutive parts of the parameters of ``groups``, by group; ``sizes`` are of their state, by `id`."""
-        chunk_bytes = 0
+        chunk_bytes, max_chunk_bytes = 0, self._chunk_bytes(sizes)
         chunk: list[list[Tensor]] = [[] for _ in groups]
         for number, parameters in enumerate(groups):
             for parameter in parameters:
                 nbytes = sizes[id(parameter)]
-                if chunk_bytes and chunk_bytes + nbytes > self._chunk_bytes:
+                # Small state is not copied: a chunk of it alone would leave nothing to do beside the copies of others.
+                max_bytes = max_chunk_bytes * (1 if nbytes >= self._min_bytes else 2)
+                if chunk_bytes and chunk_bytes + nbytes > max_bytes:
                     yield chunk
                     chunk, chunk_bytes = [[] for _ in groups], 0
                 chunk[number].append(parameter)
                 chunk_bytes += nbytes
         if any(chunk):
             yield chunk
+
+    def _chunk_bytes(self, sizes: Mapping[int, int]) -> int:
+        return min(self._max_chunk_bytes, max(int(_SHARE_OF_STATE * sum(sizes.values())), _MIN_CHUNK_BYTES))
 
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
         started: list[Fetched] = []

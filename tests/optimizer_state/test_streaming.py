@@ -66,8 +66,8 @@ def made(name="adamw"):
 
 def streaming(model, optimizer, **options):
     """Enable ``model``, with a state that streams in chunks of a few layers."""
-    lmswap.enable(model, "1GiB", optimizer=optimizer, min_swap_bytes=1024, **options)
-    session_of(model)._optimizer_state._chunk_bytes = 5 * WIDTH * WIDTH * 4
+    lmswap.enable(model, "1GiB", optimizer=optimizer, **({"min_swap_bytes": 1024} | options))
+    session_of(model)._optimizer_state._max_chunk_bytes = 5 * WIDTH * WIDTH * 4
     return stream_all(model)
 
 
@@ -435,3 +435,16 @@ def test_an_optimizer_belongs_to_one_enabled_model():
     streaming(model, optimizer)
     with pytest.raises(OptionError, match="another enabled model has it"):
         lmswap.enable(nn.ParameterList([model.unused]), "1GiB", optimizer=optimizer)
+
+
+def test_each_part_of_an_update_has_state_to_copy():
+    """Or nothing would run beside the copies of the one before it."""
+    model, optimizer = made()
+    state = streaming(model, optimizer, min_swap_bytes=32 * 1024)
+    state._max_chunk_bytes = 2 * WIDTH * WIDTH * 4  # that of one layer
+    model(torch.randn(4, WIDTH)).backward()
+    parts = []
+    state._update(lambda: parts.append([p for group in optimizer.param_groups for p in group["params"]]))
+    assert len(parts) >= LAYERS // 2
+    assert all(any(parameter.ndim == 2 for parameter in part) for part in parts)
+    assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.layers.parameters())
