@@ -12,4 +12,6 @@ from lmswap.session.weights import Weights
 def no_weights() -> Weights:
     """Weights that no plan places."""
     engine: Any = None
-    return Weights(TrainingState(dict), HostCopies(engine, "disk", torch.device("cpu"), lambda: 0), min_bytes=1, note=print)
+    return Weights(
+        TrainingState(dict), HostCopies(engine, "disk", torch.device("cpu"), lambda: 0), min_bytes=1, note=print
+    )

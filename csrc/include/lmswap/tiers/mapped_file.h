@@ -10,9 +10,9 @@ namespace lmswap {
 
 /// @brief An unnamed file that is mapped: bytes are accessed through the page cache, in place or by requests.
 ///
-/// Not by direct I/O, which is not coherent with mappings. In a forked child the mapping is private, as other memory is:
-/// what it writes is not seen here, and it keeps the bytes that are freed here. Of pages that it has not written yet, it
-/// sees what is written here.
+/// Not by direct I/O, which is not coherent with mappings. In a forked child the mapping is private, as other memory
+/// is: what it writes is not seen here, and it keeps the bytes that are freed here. Of pages that it has not written
+/// yet, it sees what is written here.
 class MappedFile final : public SwapFile {
  public:
   /// @throws TierError if the file cannot be created or mapped, or its space reserved
