@@ -8,13 +8,14 @@ changes. On a GPU a host copy is pinned memory that kernels address; on a CPU it
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
-from lmswap.errors import OptionError, TransferError
+from lmswap.errors import TransferError
 from lmswap.runtime import _C
 from lmswap.runtime.step_record import MOVED, STREAMED
 from lmswap.torch_compat.operators import eager_dispatch
@@ -50,15 +51,15 @@ def is_held_elsewhere(storage: torch.UntypedStorage, tensors: Sequence[torch.Ten
 
 
 class Fetched:
-    """A storage that is in device memory between `HostCopies.start_fetch` and `finish_write_back`.
+    """A storage that is in device memory between `HostCopies.prepare_fetch` and `finish_write_back`.
 
     Its host copy is kept for it meanwhile.
     """
 
-    def __init__(self, storage: torch.UntypedStorage, handle: int, memory: torch.UntypedStorage, transfer: int) -> None:
+    def __init__(self, storage: torch.UntypedStorage, handle: int, memory: torch.UntypedStorage) -> None:
         self.storage, self.handle = storage, handle
         self.memory = memory  # of the device until the storage has arrived, then of the host copy
-        self.transfer = transfer  # the latest copy
+        self.transfer: int | None = None  # the latest copy; None if none is known to have started
         self.is_resident = False
 
 
@@ -131,18 +132,20 @@ class HostCopies:
         swap_data_pointers(storage, flat.untyped_storage())
         self._forget(storage)
 
-    def start_fetch(self, storage: torch.UntypedStorage) -> Fetched:
-        """Start to copy a storage from its host copy to device memory, where it is after `finish_fetch`.
-
-        Raises:
-            OptionError: it is not in a host copy.
-        """
+    def prepare_fetch(self, storage: torch.UntypedStorage) -> Fetched | None:
+        """Take device memory for a storage, to be kept until it is back; None if it is not in a host copy."""
         handle = self.find(storage)
         if handle is None:
-            raise OptionError("only what is in a host copy can be fetched")
+            return None
         memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device).untyped_storage()
-        transfer = self._native.in_start(STREAMED, handle, memory.data_ptr(), memory.nbytes(), self._stream())
-        return Fetched(storage, handle, memory, transfer)
+        return Fetched(storage, handle, memory)
+
+    def start_fetch(self, fetched: Fetched) -> None:
+        """Start to copy a storage from its host copy to device memory, where it is after `finish_fetch`."""
+        memory = fetched.memory
+        fetched.transfer = self._native.in_start(
+            STREAMED, fetched.handle, memory.data_ptr(), memory.nbytes(), self._stream()
+        )
 
     def finish_fetch(self, fetched: Fetched) -> None:
         """Make the current stream wait for the copy; the storage is in device memory from here on.
@@ -150,6 +153,7 @@ class HostCopies:
         Raises:
             TransferError: the copy failed; the storage stays in its host copy.
         """
+        assert fetched.transfer is not None
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
         fetched.is_resident = True
@@ -167,8 +171,11 @@ class HostCopies:
             TransferError: the copy failed; the storage stays in device memory for good.
         """
         if not fetched.is_resident:
-            with suppress(TransferError):  # the host copy has all of it
-                self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+            while fetched.transfer is None and not self._native.is_idle():  # interrupted while it started
+                time.sleep(0.001)
+            if fetched.transfer is not None:
+                with suppress(TransferError):  # the host copy has all of it
+                    self._native.in_done(fetched.handle, fetched.transfer, self._stream())
             return
         self.start_write_back(fetched)
         self.finish_write_back(fetched)
@@ -179,6 +186,7 @@ class HostCopies:
         Raises:
             TransferError: the copy failed; the storage stays in device memory for good.
         """
+        assert fetched.transfer is not None
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
         fetched.is_resident = False

@@ -160,7 +160,9 @@ class OptimizerState:
         for number, parameter in zip(numbers, self._parameters(), strict=False):  # torch compares the groups
             if id(parameter) in self.streamed and number in state:
                 state[number] = {
-                    key: _Deferred(value) if isinstance(value, Tensor) and value.nbytes >= self._min_bytes else value
+                    key: _Deferred(value)
+                    if isinstance(value, Tensor) and value.ndim and value.nbytes >= self._min_bytes
+                    else value
                     for key, value in state[number].items()
                 }
         return {**saved, "state": state}
@@ -201,8 +203,9 @@ class OptimizerState:
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
         started: list[Fetched] = []
         for storage, _ in self._storages(parameter for parameters in chunk for parameter in parameters):
-            if self._host_copies.find(storage) is not None:
-                fetched = self._fetched[storage_id(storage)] = self._host_copies.start_fetch(storage)
+            if (fetched := self._host_copies.prepare_fetch(storage)) is not None:
+                self._fetched[storage_id(storage)] = fetched  # its memory lives on if this is interrupted
+                self._host_copies.start_fetch(fetched)
                 started.append(fetched)
         return started
 
