@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lmswap.errors import OptionError, TransferError
+from lmswap.errors import TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
-from lmswap.session.optimizer_trial import updates_in_parts
+from lmswap.session.optimizer_trial import check_updates_in_parts
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id
 
@@ -47,11 +47,7 @@ class OptimizerState:
         Raises:
             OptionError: parts of the parameters cannot be updated one after the other.
         """
-        if not updates_in_parts(optimizer):
-            raise OptionError(
-                f"optimizer={type(optimizer).__name__}: tried on small copies of its parameters, its update of one "
-                "after the other has other bits than that of all at once, so that its state cannot stream: leave it out"
-            )
+        check_updates_in_parts(optimizer)
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended

@@ -1,0 +1,56 @@
+"""An update that an exception ends, wherever Python runs handlers of signals, can be repeated from a saved state."""
+
+import copy
+import itertools
+import sys
+
+import pytest
+import torch
+
+import lmswap
+from tests.capture.test_interrupts import Stop, handling, interrupt_at
+from tests.optimizer_state.test_streaming import WIDTH, all_tensors, made, non_resident, same, streaming
+
+
+def backward(model):
+    model.zero_grad()
+    model(torch.ones(4, WIDTH)).backward()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_update_that_is_interrupted_anywhere_can_be_repeated(stride):
+    model, optimizer = made()
+    state = streaming(model, optimizer)
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    backward(model)
+    optimizer.step()
+    expected = [tensor.clone() for tensor in all_tensors(model, optimizer)]
+    num_moved, num_raised, before = len(non_resident(model, optimizer)), 0, sys.gettrace()
+    for point in itertools.count(1, stride):
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        backward(model)
+        trace, counts = interrupt_at(point)
+        with handling():
+            sys.settrace(trace)
+            try:
+                optimizer.step()
+            except Stop:
+                num_raised += 1
+            finally:
+                sys.settrace(before)
+        if counts[0] < point:
+            break
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        backward(model)
+        optimizer.step()
+        assert same(all_tensors(model, optimizer), expected), point
+        assert len(non_resident(model, optimizer)) == num_moved, point
+        assert not state._fetched
+    assert num_raised > 500 / stride
+    lmswap.disable(model)
