@@ -293,7 +293,7 @@ def test_an_update_that_is_interrupted_leaves_all_in_its_place(monkeypatch):
 
 def test_optimizers_that_cannot_stream_are_refused():
     model, _ = made()
-    with pytest.raises(OptionError, match="LBFGS: its state cannot stream, as small copies .* could not be updated"):
+    with pytest.raises(OptionError, match=r"LBFGS: its state cannot stream, as small copies .* could not be updated"):
         lmswap.enable(model, "1GiB", optimizer=torch.optim.LBFGS(model.parameters()))
     with pytest.raises(OptionError, match=r"takes a torch\.optim\.Optimizer, not str"):
         lmswap.enable(model, "1GiB", optimizer="adam")
