@@ -22,6 +22,6 @@ def held_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of ``tensor``; of a quantized one that wraps others, theirs, not those of its values."""
     wraps_others: bool = is_traceable_wrapper_subclass(tensor)
     if not wraps_others:
-        return tensor.nbytes
+        return tensor.numel() * tensor.element_size()  # also of sparse ones, which have no nbytes
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return sum(held_bytes(getattr(tensor, name)) for name in names)

@@ -133,10 +133,7 @@ class Weights:
                 continue
             nbytes = group.storage.nbytes()
             if group.is_held_elsewhere:
-                self._note(
-                    f"'{group.names[0]}' ({format_bytes(nbytes)}) is not swapped: something beside the model holds "
-                    "its memory, as a numpy array, a detached tensor or a view of it does"
-                )
+                self._note_held(group)
                 continue
             names.update(group.names)
             parameter_bytes += nbytes * any(isinstance(tensor, nn.Parameter) for tensor in group.tensors)
@@ -185,8 +182,11 @@ class Weights:
             is_resident = self._host_copies.find(group.storage) is None
             is_written, is_moved = (not names.isdisjoint(group.names) for names in (self._written, moved))
             is_kept = not (kept.isdisjoint(group.names) or is_written or is_moved)
-            if (is_written or is_kept) is not is_resident and not group.is_held_elsewhere:
-                (leaving if is_resident else entering).append(group.storage)
+            if (is_written or is_kept) is not is_resident:
+                if group.is_held_elsewhere:
+                    self._note_held(group)
+                else:
+                    (leaving if is_resident else entering).append(group.storage)
             if is_kept:
                 self._kept[group.names[0]] = group.storage.nbytes()
         self._host_copies.move_out(leaving)  # first: it frees memory
@@ -198,6 +198,12 @@ class Weights:
     def kept_bytes(self) -> int:
         """Bytes of resident weights that the placed plans count as parts of their steps."""
         return sum(self._kept.values())
+
+    def _note_held(self, group: _Group) -> None:
+        self._note(
+            f"'{group.names[0]}' ({format_bytes(group.storage.nbytes())}) is not swapped: something beside the model "
+            "holds its memory, as a numpy array, a detached tensor or a view of it does"
+        )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters, and those buffers that the model had when they were first managed."""
