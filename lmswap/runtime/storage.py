@@ -19,9 +19,10 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
 
 
 def held_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of ``tensor``; of a quantized one that wraps others, theirs, not those of its values."""
+    """Return the bytes of ``tensor``; of one that wraps others, as quantized and sharded ones do, theirs."""
     wraps_others: bool = is_traceable_wrapper_subclass(tensor)
     if not wraps_others:
         return tensor.numel() * tensor.element_size()  # also of sparse ones, which have no nbytes
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return sum(held_bytes(getattr(tensor, name)) for name in names)
+    inner = (getattr(tensor, name) for name in names)
+    return sum(held_bytes(each) for each in inner if isinstance(each, torch.Tensor))

@@ -138,7 +138,7 @@ def test_state_that_does_not_fit_streams(no_garbage):
     assert same(train_large(model, optimizer), expected)
     report = lmswap.report(model)
     assert report.highest_peak_bytes <= budget_bytes
-    assert 0 < len(non_resident(model, optimizer)) < 32
+    assert 0 < len(non_resident(model, optimizer)) <= 32
     state_bytes = sum(tensor.nbytes for tensor in non_resident(model, optimizer))
     assert report.state_in_bytes == report.state_out_bytes == state_bytes
     assert "are non-resident; each update copies them" in str(report).replace("\n", " ")
