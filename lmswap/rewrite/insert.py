@@ -23,7 +23,7 @@ backward reads a copy that the forward has fetched, the input is saved, too, for
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -87,13 +87,15 @@ def insert_swaps(
         if before != after:
             editors[before].saved_as_token[swap.buffer] = is_released_later
             editors[after].receive(swap, editors[before].graph, is_released_later=is_released_later)
+    fetched = [{plan.swaps[action.number].buffer for action in each} & editors[0].weights for each in actions]
+    for (forward, backward), (in_forward, in_backward) in zip(pairwise(editors), pairwise(fetched), strict=True):
+        backward.receive_own_weights(in_forward & in_backward - forward.left_weights)
     for editor, segment, segment_actions in zip(editors, segments, actions, strict=True):
         for action in sorted(segment_actions):
             editor.apply(action, offset=action.position - segment.start)
         editor.finish()
-    for (editor, _), (forward, backward) in zip(pairwise(editors), pairwise(graphs), strict=True):
-        forward.save(drop_unread(backward, zip(forward.saved, backward.inputs, strict=False)))
-        editor.save_own_weights(backward)
+    for forward, backward in pairwise(editors):
+        forward.pass_on(backward)
 
 
 def _last_uses(program: Program, plan: Plan) -> list[int]:
@@ -117,6 +119,7 @@ class _SwapInserter:
         self._incoming: dict[int, fx.Node] = {}
         self.weights: set[int] = set()  # buffers that are copied in from the graph's own inputs
         self.left_weights: set[int] = set()  # of these, non-resident at the graph's end
+        self._own_weights: dict[int, fx.Node] = {}  # inputs beside copies of them that arrive, to fetch them again
         self._values: dict[int, list[fx.Node]] = {}
         for node, buffer in graph.buffer_of.items():
             self._values.setdefault(buffer, []).append(node)
@@ -157,6 +160,11 @@ class _SwapInserter:
         self._received.append(swap.buffer)
         if is_released_later:
             self._sources[swap.buffer] = inputs[0]
+
+    def receive_own_weights(self, buffers: Set[int]) -> None:
+        """Insert an input for each weight that arrives as a copy, and is fetched again."""
+        for buffer in sorted(buffers):
+            self._own_weights[buffer] = self.graph.take(f"own_{buffer}", self._own_weight(buffer).meta["val"])
 
     def finish(self) -> None:
         """Save tokens instead of tensors, drop what is no longer read, and check the graph.
@@ -231,6 +239,8 @@ class _SwapInserter:
 
     def _own_weight(self, buffer: int) -> fx.Node:
         """Return the first input that lies in the host copy of ``buffer``."""
+        if buffer in self._own_weights:
+            return self._own_weights[buffer]
         inputs = [node for node in self._values.get(buffer, []) if node.op == "placeholder"]
         if not inputs:
             raise PlanInvalid("saved values", f"the {self.graph.phase} graph does not receive it", buffer=buffer)
@@ -248,10 +258,18 @@ class _SwapInserter:
                 returned[position] = self._own_view(buffer, node)
         output.args = (tuple(returned),)
 
-    def save_own_weights(self, backward: SegmentGraph) -> None:
+    def pass_on(self, backward: _SwapInserter) -> None:
+        """Save what the edited ``backward`` reads, and nothing else but own inputs, for autograd to check versions."""
+        own = [self._own_weight(buffer) for buffer in reversed(backward._own_weights)]  # each was taken before the last
+        self.graph.save([*own, *self.graph.saved])
+        passed = zip(self.graph.saved, backward.graph.inputs, strict=False)
+        self.graph.save(drop_unread(backward.graph, passed))
+        self._save_for_version_check(backward.graph)
+
+    def _save_for_version_check(self, backward: SegmentGraph) -> None:
         """Save the graph's own input beside each copy of a weight, for autograd to check that it is not written."""
         saved = self.graph.saved
-        for buffer in self.weights:
+        for buffer in sorted(self.weights):
             own = self._own_weight(buffer) if any(value in saved for value in self._values[buffer]) else None
             if own is not None and own not in saved:
                 # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.

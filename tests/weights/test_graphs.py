@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import lmswap
 from lmswap.errors import NotManaged
 from lmswap.ir.program import BufferKind
+from lmswap.ir.timeline import Lane
 from lmswap.planner import make_plan, reprice
 from lmswap.session import planner
 from tests.training import session_of
@@ -115,7 +116,11 @@ def run(kind, *, options=None, steps=4):
         del outputs, others, loss
         optimizer.step()
         optimizer.zero_grad()
-    swapped_bytes = lmswap.report(model).swapped_in_bytes if options else 0
+    swapped_bytes = 0
+    if options:
+        report = lmswap.report(model)
+        swapped_bytes = report.swapped_in_bytes
+        assert swapped_bytes == report.predicted.lane_bytes(Lane.IN)
     seen += [parameter.detach().clone() for parameter in model.parameters()]
     lmswap.disable(model)
     return seen, swapped_bytes
@@ -192,6 +197,33 @@ def fetched_once(policy, program, costs, machine, *, budget_bytes, **limits):
     kept = (swap for swap in plan.swaps if swap.buffer not in weights or swap.crosses_end(len(program.ops)))
     fewer = replace(plan, swaps=tuple(kept))
     return reprice(fewer, program, costs, machine, min_swap_bytes=limits["min_swap_bytes"], tier=limits["tier"])
+
+
+def held_at_the_turn(policy, program, costs, machine, *, budget_bytes, **limits):
+    """Return the plan that holds each weight from its last use in the forward to its first in the backward."""
+    plan = make_plan(policy, program, costs, machine, budget_bytes=budget_bytes, **limits)
+    turn = program.segments[-1].start
+    at_turn = [swap for swap in plan.swaps if swap.release <= turn <= swap.in_start < len(program.ops)]
+    fewer = replace(plan, swaps=tuple(swap for swap in plan.swaps if swap not in at_turn))
+    return reprice(fewer, program, costs, machine, min_swap_bytes=limits["min_swap_bytes"], tier=limits["tier"])
+
+
+class Repeated(Base):
+    """Weights that forward and backward read twice, as recomputes do."""
+
+    def forward(self, x):
+        x = self.trained(x)
+        for layer in (self.one, self.two, self.one, self.two):
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_a_weight_that_is_held_at_the_turn_is_fetched_again_later(monkeypatch):
+    expected, _ = run(Repeated)
+    monkeypatch.setattr(planner, "make_plan", held_at_the_turn)
+    found, swapped_bytes = run(Repeated, options={"policy": "swap_all"})
+    assert same(found, expected)
+    assert swapped_bytes == 6 * 4 * WIDTH * WIDTH
 
 
 @pytest.mark.parametrize("planned", [make_plan, fetched_once], ids=["fetched again", "fetched once"])
