@@ -44,7 +44,7 @@ def streamed_bytes(
         if more_bytes <= 0 or freed_bytes <= 0:
             continue
         found = plans.try_within(program, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
-        if found is None:
+        if found is None or nbytes + found.plan.tier_bytes.get(tier, 0) > found.machine.tier(tier).held_bytes:
             continue
         seconds = found.plan.predicted_seconds + _update_seconds(found.machine.tier(tier).link, more_bytes)
         if seconds < best_seconds * (1 - _WORTH_STREAMING):

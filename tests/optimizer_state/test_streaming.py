@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import OptionError, TransferError
+from lmswap.errors import OptionError, PlanInfeasible, TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
 from tests.training import session_of
@@ -142,6 +142,19 @@ def test_state_that_does_not_fit_streams(no_garbage):
     state_bytes = sum(tensor.nbytes for tensor in non_resident(model, optimizer))
     assert report.state_in_bytes == report.state_out_bytes == state_bytes
     assert "are non-resident; each update copies them" in str(report).replace("\n", " ")
+
+
+def test_state_that_the_tier_cannot_hold_is_refused_before_a_step_runs(no_garbage):
+    model, optimizer = large()
+    lmswap.enable(model, "2GiB")
+    model(torch.randn(8, 512)).square().mean().backward()
+    budget_bytes = lmswap.least_budget(model) - 20 * 2**20
+    lmswap.disable(model)
+    del model, optimizer
+    model, optimizer = large()
+    lmswap.enable(model, budget_bytes, optimizer=optimizer, host_budget="4MiB")
+    with pytest.raises(PlanInfeasible):
+        model(torch.randn(8, 512))
 
 
 def test_state_that_fits_stays_as_it_is():
