@@ -123,8 +123,7 @@ class OptimizerState:
     def _update(self, run: Callable[[], None]) -> None:
         """Call ``run`` for each chunk of the parameters, with its state resident."""
         groups = self.optimizer.param_groups
-        given = [group["params"] for group in groups]
-        updated = [[parameter for parameter in parameters if parameter.grad is not None] for parameters in given]
+        updated = [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
         chunks = list(self._chunks(updated, state_sizes(self.optimizer)))
         self._settle()
         try:
@@ -135,9 +134,11 @@ class OptimizerState:
                 for fetched in here:
                     self._host_copies.finish_fetch(fetched)
                 coming = self._start_fetch(following) if following is not None else []
-                for group, parameters in zip(groups, chunk, strict=True):
-                    group["params"] = parameters
+                parts = [{**group, "params": each} for group, each in zip(groups, chunk, strict=True)]
+                self.optimizer.param_groups = parts
                 run()
+                for group, part in zip(groups, parts, strict=True):  # which an update may have changed
+                    group.update({**part, "params": group["params"]})
                 for fetched in here:
                     self._host_copies.start_write_back(fetched)
                 self._finish(leaving)  # before memory is taken for the next chunk
@@ -145,8 +146,7 @@ class OptimizerState:
                 self._move_out(parameter for parameters in chunk for parameter in parameters)
             self._finish(leaving)
         finally:
-            for group, parameters in zip(groups, given, strict=True):
-                group["params"] = parameters
+            self.optimizer.param_groups = groups  # one instruction, before which no handler of a signal runs
             self._settle()
 
     def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
