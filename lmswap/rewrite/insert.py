@@ -23,7 +23,7 @@ backward reads a copy that the forward has fetched, the input is saved, too, for
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -87,9 +87,8 @@ def insert_swaps(
         if before != after:
             editors[before].saved_as_token[swap.buffer] = is_released_later
             editors[after].receive(swap, editors[before].graph, is_released_later=is_released_later)
-    fetched = [{plan.swaps[action.number].buffer for action in each} & editors[0].weights for each in actions]
-    for (forward, backward), (in_forward, in_backward) in zip(pairwise(editors), pairwise(fetched), strict=True):
-        backward.receive_own_weights(in_forward & in_backward - forward.left_weights)
+    for forward, backward in pairwise(editors):
+        backward.receive_own_weights(forward.held_weights())
     for editor, segment, segment_actions in zip(editors, segments, actions, strict=True):
         for action in sorted(segment_actions):
             editor.apply(action, offset=action.position - segment.start)
@@ -119,7 +118,7 @@ class _SwapInserter:
         self._incoming: dict[int, fx.Node] = {}
         self.weights: set[int] = set()  # buffers that are copied in from the graph's own inputs
         self.left_weights: set[int] = set()  # of these, non-resident at the graph's end
-        self._own_weights: dict[int, fx.Node] = {}  # inputs beside copies of them that arrive, to fetch them again
+        self._own_weights: dict[int, fx.Node] = {}  # inputs beside copies of them that arrive
         self._values: dict[int, list[fx.Node]] = {}
         for node, buffer in graph.buffer_of.items():
             self._values.setdefault(buffer, []).append(node)
@@ -161,9 +160,14 @@ class _SwapInserter:
         if is_released_later:
             self._sources[swap.buffer] = inputs[0]
 
-    def receive_own_weights(self, buffers: Set[int]) -> None:
-        """Insert an input for each weight that arrives as a copy, and is fetched again."""
-        for buffer in sorted(buffers):
+    def held_weights(self) -> list[int]:
+        """Return the weights of which this graph, before it is edited, saves what will be a fetched copy."""
+        saved = {self.graph.buffer_of[value] for value in self.graph.saved if value in self.graph.buffer_of}
+        return sorted(saved & self.weights - self.left_weights)
+
+    def receive_own_weights(self, buffers: Sequence[int]) -> None:
+        """Insert an input for each weight that arrives as a copy: to fetch it again, and for autograd to check it."""
+        for buffer in buffers:
             self._own_weights[buffer] = self.graph.take(f"own_{buffer}", self._own_weight(buffer).meta["val"])
 
     def finish(self) -> None:
@@ -259,23 +263,13 @@ class _SwapInserter:
         output.args = (tuple(returned),)
 
     def pass_on(self, backward: _SwapInserter) -> None:
-        """Save what the edited ``backward`` reads, and nothing else but own inputs, for autograd to check versions."""
-        own = [self._own_weight(buffer) for buffer in reversed(backward._own_weights)]  # each was taken before the last
-        self.graph.save([*own, *self.graph.saved])
-        passed = zip(self.graph.saved, backward.graph.inputs, strict=False)
-        self.graph.save(drop_unread(backward.graph, passed))
-        self._save_for_version_check(backward.graph)
+        """Save what the edited ``backward`` reads, and the own inputs that it receives.
 
-    def _save_for_version_check(self, backward: SegmentGraph) -> None:
-        """Save the graph's own input beside each copy of a weight, for autograd to check that it is not written."""
-        saved = self.graph.saved
-        for buffer in sorted(self.weights):
-            own = self._own_weight(buffer) if any(value in saved for value in self._values[buffer]) else None
-            if own is not None and own not in saved:
-                # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.
-                saved.insert(0, own)
-                backward.take(f"own_{buffer}", own.meta["val"])
-        self.graph.save(saved)
+        These come first: tensors whose version counter autograd does not check come last.
+        """
+        own = [self._own_weight(buffer) for buffer in reversed(backward._own_weights)]  # each was taken before the last
+        passed = zip(self.graph.saved, backward.graph.inputs[len(own) :], strict=False)
+        self.graph.save([*own, *drop_unread(backward.graph, passed)])
 
     def _own_view(self, buffer: int, node: fx.Node) -> fx.Node:
         """Return a value like ``node`` on the memory of the graph's own input."""
