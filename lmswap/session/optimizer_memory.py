@@ -34,9 +34,15 @@ class TrainableParameters:
     def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """``parameters`` returns them now; one of several names may be among them more than once."""
         self._parameters = parameters
-        self.streamed: OptimizerState | None = None  # of one optimizer, once it streams
+        self.optimizer_state: OptimizerState | None = None  # of one optimizer, which may stream
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
+
+    @property
+    def streamed(self) -> OptimizerState | None:
+        """The state of an optimizer that streams; None if none does."""
+        state = self.optimizer_state
+        return state if state is not None and state.is_streamed else None
 
     @property
     def nbytes(self) -> int:
@@ -81,9 +87,9 @@ class TrainableParameters:
         parameters = list(self._alive())
         optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
         num_values, pending_bytes = _pending_values(optimizers, assumed_values), 0
-        if self.streamed is not None:
-            num_values |= dict.fromkeys(self.streamed.streamed, 0)
-            pending_bytes = self.streamed.window_bytes
+        if (state := self.streamed) is not None:
+            num_values |= dict.fromkeys(state.streamed, 0)
+            pending_bytes = state.window_bytes
         return TrainedMemory(
             sum(map(held_bytes, parameters)),
             self.gradient_bytes(),
@@ -94,12 +100,13 @@ class TrainableParameters:
 
     def _resident_state_bytes(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
         """Return the bytes of ``optimizers``' state of ``parameters`` on the device; wrapped optimizers count once."""
+        state = self.streamed
         found = {
             id(tensor): tensor.nbytes
             for optimizer in optimizers
             for parameter in parameters
             for tensor in state_tensors(optimizer, parameter)
-            if self.streamed is None or not self.streamed.is_non_resident(tensor)
+            if state is None or not state.is_non_resident(tensor)
         }
         return sum(found.values())
 

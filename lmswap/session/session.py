@@ -98,8 +98,8 @@ class Session:
         # On what graphs compute, and on the order in which they run.
         self._graph_notes, self._order_notes = Notes(name), Notes(name)
         self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
-        self._trained = TrainableParameters(lambda: state.parameters().values())
-        self.retention = RetentionEstimate(self._trained.have_gradients)
+        trained = TrainableParameters(lambda: state.parameters().values())
+        self.retention = RetentionEstimate(trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.options = options = replace(options, tier=opened.tier)  # not "auto"
@@ -117,9 +117,9 @@ class Session:
                 state, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
             )
             self.budget = BudgetTracker(
-                options, device.type, self.memory, self._trained, self.weights, notes=self.notes, arena=arena
+                options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
-            self._optimizer_state = self._open_optimizer_state(state.optimizer)
+            self._optimizer_state = trained.optimizer_state = self._open_optimizer_state(state.optimizer)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
                 self.memory.count(self.weights.manage())
@@ -561,7 +561,6 @@ class Session:
         if nbytes is None:
             return False
         state.stream(nbytes)
-        self._trained.streamed = state
         self.memory.trim()
         self.note_once(
             f"optimizer state: {format_bytes(state.streamed_bytes)} of {format_bytes(state.nbytes)} are non-resident; "

@@ -37,10 +37,12 @@ def streamed_bytes(
         planned_seconds: of the step by its plan; infinite if none fits.
     """
     best_bytes, best_seconds = None, planned_seconds
-    for nbytes in (int(share * state.nbytes) for share in _SHARES):
-        more_bytes = nbytes - state.streamed_bytes
+    total_bytes, now_bytes = state.nbytes, state.streamed_bytes
+    window_bytes = 0 if state.is_streamed else state.window_bytes
+    for nbytes in (int(share * total_bytes) for share in _SHARES):
+        more_bytes = nbytes - now_bytes
         freed_bytes = min(more_bytes, allowance.trained.optimizer_bytes + allowance.trained.pending_optimizer_bytes)
-        freed_bytes -= state.window_bytes - state.window_bytes * state.is_streamed
+        freed_bytes -= window_bytes
         if more_bytes <= 0 or freed_bytes <= 0:
             continue
         found = plans.try_within(program, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
