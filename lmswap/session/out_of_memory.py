@@ -25,9 +25,8 @@ def explain_out_of_memory(sessions: Callable[[], Iterable[Session]]) -> None:
     def explain(device: int, *_: object) -> None:
         for session in sessions():
             if session.device.index == device and session.engine.host_copies:
-                what = (
-                    f"the {format_bytes(session.engine.host_copies.nbytes)} of {session.name}'s weights in host memory"
-                )
+                nbytes = session.engine.host_copies.nbytes
+                what = f"the {format_bytes(nbytes)} of {session.name}'s weights in host memory"
                 warn(
                     f"{session.device} is full, and has no room for {what}: copy, convert or average the whole model "
                     "(deepcopy, AveragedModel, half) before lmswap.enable, or after model.cpu()",
