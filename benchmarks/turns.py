@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from benchmarks.unheard import unheard
 
-Given = TypeVar("Given")
+Given = TypeVar("Given", bound="OnDevice")
 Found = TypeVar("Found")
 
 
@@ -32,6 +32,32 @@ def take_turns(trainings: Sequence[Training]) -> None:
     while not all(training.has_ended for training in trainings):
         for training in trainings:
             training.take_turn()
+
+
+class OnDevice(Protocol):
+    """What is trained: it names its device, "cpu" or "cuda"."""
+
+    @property
+    def device(self) -> str:
+        """Its type."""
+
+
+def train_in_turns(
+    train: Callable[[Given, Callable[[], None]], Found],
+    runs: Sequence[Given],
+    died: Callable[[Given, str], Found],
+    *,
+    preload: Sequence[str],
+) -> list[Found]:
+    """Warm up one after another, each in a process of its own, then let each take one step after the other.
+
+    One computes at a time. ``died`` makes the outcome of a run from what is known of its end; for the others see
+    `FreshTraining`.
+    """
+    why = "the process was killed, perhaps for want of memory"
+    trainings = [FreshTraining(train, run, died(run, why), device=run.device, preload=preload) for run in runs]
+    take_turns(trainings)
+    return [training.outcome for training in trainings if training.outcome is not None]
 
 
 class FreshTraining(Generic[Given, Found]):

@@ -46,6 +46,8 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         return Part(name, title, command, result, seconds)
 
     weights = folder / "weights" / "weights.json"
+    in_both_ways = ("-m", "benchmarks.weights", "--tasks", "decoder", "--ways", "lmswap", "block swap")
+    resumed = ("--steady", "2", "--timed", "3", "--resume", "--output", str(weights))
     compared, cases = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
     compare = ("-m", "benchmarks.unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--repeats", "1")
@@ -60,21 +62,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         Part(
             "weights",
             "A frozen base larger than its budget",
-            (
-                *("-m", "benchmarks.weights", "--tasks", "decoder", *(rehearsal if is_rehearsal else frozen_base)),
-                *(
-                    "--ways",
-                    "lmswap",
-                    "block swap",
-                    "--steady",
-                    "2",
-                    "--timed",
-                    "3",
-                    "--resume",
-                    "--output",
-                    str(weights),
-                ),
-            ),
+            (*in_both_ways, *(rehearsal if is_rehearsal else frozen_base), *resumed),
             weights,
             240,
         ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
-from benchmarks.turns import FreshTraining, take_turns
+from benchmarks.turns import train_in_turns
 from lmswap.hardware.host_memory import read_host_memory
 
 # The modules of a training, beside the largest peak of any way.
@@ -85,16 +85,5 @@ def _others(mine: Bits, its: Bits) -> tuple[str, ...]:
 
 
 def run_in_turns(cells: Sequence[Cell]) -> list[Outcome]:
-    """Warms up one after another, then lets each take one step after the other; one computes at a time."""
-    trainings = [
-        FreshTraining(
-            run_cell,
-            cell,
-            Outcome(cell, "failed", detail="the process was killed, perhaps for want of memory"),
-            device=cell.device,
-            preload=_PRELOAD,
-        )
-        for cell in cells
-    ]
-    take_turns(trainings)
-    return [training.outcome for training in trainings if training.outcome is not None]
+    """Run ``cells`` in turns, see `train_in_turns`."""
+    return train_in_turns(run_cell, cells, lambda cell, why: Outcome(cell, "failed", detail=why), preload=_PRELOAD)

@@ -6,7 +6,6 @@ once; what matters is where they come out in peak and time.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.needs import Needs
 from benchmarks.peers.tasks import Task
 from lmswap.runtime.codegen import compile_boxed
 
@@ -27,17 +27,15 @@ Call = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Peer:
+class Peer(Needs):
     """Another way: ``apply(model, task, percent)`` is a context that gives what to call instead of the model."""
 
     apply: Callable[[nn.Module, Task, int], Any]
     has_dial: bool = False
-    needs_cuda: bool = False
-    package: str = "torch"
 
     def runs_on(self, device: str) -> bool:
         """Whether this way is available on ``device``, "cpu" or "cuda"."""
-        return (device == "cuda" or not self.needs_cuda) and importlib.util.find_spec(self.package) is not None
+        return self.refusal(device) is None
 
 
 @contextmanager

@@ -20,8 +20,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.compact import to_json
 from benchmarks.peers.results import describe_origin
 from benchmarks.unet3d.ending import run_to_end
@@ -142,7 +140,7 @@ def _checked(options: argparse.Namespace, device: str) -> list[str]:
         raise OptionError("--warm-up, --timed and --tokens are at least 1, --steady at least 0")
     if options.budget:
         parse_bytes(options.budget)
-    refusals = {way: WAYS[way].refusal(torch.device(device)) for way in options.ways or WAYS}
+    refusals = {way: WAYS[way].refusal(device) for way in options.ways or WAYS}
     ways = [way for way, refusal in refusals.items() if refusal is None and way != PLAIN]
     for way, refusal in refusals.items():
         if refusal is not None and options.ways:

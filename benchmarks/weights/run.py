@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from benchmarks.turns import FreshTraining, take_turns
+from benchmarks.turns import train_in_turns
 from benchmarks.weights.tasks import make_task, on_meta
 from benchmarks.weights.training import Outcome, Run, Steps, train
 from benchmarks.weights.ways import PLAIN, WAYS
@@ -138,16 +138,5 @@ def block_bytes(run: Run) -> list[int]:
 
 
 def run_in_turns(runs: Sequence[Run], train: Callable[[Run, Callable[[], None]], Outcome] = train) -> list[Outcome]:
-    """Warm up one after another, then let each take one step after the other; one computes at a time."""
-    trainings = [
-        FreshTraining(
-            train,
-            run,
-            Outcome(run, "failed", "the process was killed, perhaps for want of memory"),
-            device=run.device,
-            preload=_PRELOAD,
-        )
-        for run in runs
-    ]
-    take_turns(trainings)
-    return [training.outcome for training in trainings if training.outcome is not None]
+    """Run ``runs`` in turns, see `train_in_turns`."""
+    return train_in_turns(train, runs, lambda run, why: Outcome(run, "failed", why), preload=_PRELOAD)

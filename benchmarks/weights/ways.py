@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lmswap
+from benchmarks.needs import Needs
 from benchmarks.weights.paced_file import PacedFile, Stored
 from benchmarks.weights.tasks import Task
 from benchmarks.weights.window import Copies, FromFile, FromPinned, Window, frozen, spread
@@ -41,19 +41,11 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Way:
+class Way(Needs):
     """``apply`` changes a model on the host so that it runs on the device; ``moves_blocks``: as many as it is given."""
 
     apply: Callable[[nn.Module, Task, Limits], Applied]
     moves_blocks: bool = False
-    needs_cuda: bool = False
-    package: str = "torch"
-
-    def refusal(self, device: torch.device) -> str | None:
-        """Why this way cannot be measured here; None if it can."""
-        if self.needs_cuda and device.type != "cuda":
-            return "needs a GPU"
-        return None if importlib.util.find_spec(self.package) else f"needs {self.package}, which is not installed"
 
 
 def _plain(model: nn.Module, task: Task, limits: Limits) -> Applied:
