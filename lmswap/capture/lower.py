@@ -38,7 +38,7 @@ class Lowered:
 
     program: Program
     graphs: tuple[SegmentGraph, ...]
-    written: Collection[str] = ()  # names of the parameters and buffers that the graphs differentiate or overwrite
+    written: Collection[str] = ()  # names of the parameters and buffers that no plan may place: see `lower_training`
 
 
 def lower_training(
@@ -49,6 +49,7 @@ def lower_training(
     parameters: Mapping[int, str],
     name: str,
     weights: Collection[str] = (),
+    trained: Collection[str] = (),
     is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
     """Lower the two graphs of a partition.
@@ -60,13 +61,14 @@ def lower_training(
         parameters: names of forward inputs that are the model's own, by position.
         name: of the program.
         weights: names of parameters that the plan may place, unless the graphs write or differentiate them.
+        trained: names of those that it may place although the graphs differentiate them.
         is_deterministic: whether an op's results are bitwise identical in each execution.
 
     Raises:
         CaptureError: a graph has a node that cannot be lowered, or a dynamic size.
     """
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
-    return _lower(graphs, parameters, name, weights, is_deterministic)
+    return _lower(graphs, parameters, name, weights, trained=trained, is_deterministic=is_deterministic)
 
 
 def lower_inference(
@@ -79,7 +81,7 @@ def lower_inference(
 ) -> Lowered:
     """Lower a graph without backward; see `lower_training`."""
     graphs = (SegmentGraph(graph, "inference", len(_outputs(graph))),)
-    return _lower(graphs, parameters, name, weights, is_deterministic)
+    return _lower(graphs, parameters, name, weights, is_deterministic=is_deterministic)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -128,6 +130,8 @@ def _lower(
     parameters: Mapping[int, str],
     name: str,
     weights: Collection[str],
+    *,
+    trained: Collection[str] = (),
     is_deterministic: Callable[[fx.Node], bool],
 ) -> Lowered:
     lowering = _Lowering(is_deterministic)
@@ -144,7 +148,8 @@ def _lower(
     gradients = _gradients(graphs, parameters)
     own = {graphs[0].buffer_of[inputs[position]]: given for position, given in parameters.items()}
     overwritten = {graphs[0].buffer_of[node] for node in overwritten_inputs(graphs[0].module.graph)}
-    written = overwritten.union((trained for trained, _ in gradients), *(op.writes for op in lowering.ops))
+    written = overwritten.union(*(op.writes for op in lowering.ops))
+    written |= {parameter for parameter, _ in gradients if own.get(parameter) not in trained}
     for buffer, given in own.items():
         if given in weights and buffer not in written:
             kinds[buffer] = BufferKind.WEIGHT

@@ -18,6 +18,7 @@ import torch
 from lmswap.errors import TransferError
 from lmswap.runtime import _C
 from lmswap.runtime.step_record import MOVED, STREAMED
+from lmswap.torch_compat.autograd import gradient_accumulator
 from lmswap.torch_compat.operators import eager_dispatch
 from lmswap.torch_compat.tensors import (
     free_weak_storage,
@@ -47,7 +48,15 @@ def is_held_elsewhere(storage: torch.UntypedStorage, tensors: Sequence[torch.Ten
     """
     is_owned = storage_use_count(storage_id(storage)) > len(tensors) + _OWN_USE
     is_shared = storage.device.type == "cpu" and storage.is_shared()
-    return is_owned or is_shared or any(tensor_use_count(tensor) > 1 for tensor in tensors)
+    return is_owned or is_shared or any(map(_has_other_owners, tensors))
+
+
+def _has_other_owners(tensor: torch.Tensor) -> bool:
+    if tensor_use_count(tensor) == 1:
+        return False
+    # Of a parameter, the node that accumulates its gradient is one while any graph refers to it.
+    node = gradient_accumulator(tensor)
+    return tensor_use_count(tensor) > 1 + (node is not None)
 
 
 class Fetched:

@@ -206,7 +206,7 @@ class BudgetTracker:
         coming_bytes = optimizer_bytes + _REBUILT * is_distributed() * self._trained.nbytes
         if self._arena is None:
             return coming_bytes
-        under_way_bytes = 0 if self._trained.streamed else _UNDER_WAY * self._trained.nbytes
+        under_way_bytes = 0 if self._trained.updated_in_chunks else _UNDER_WAY * self._trained.nbytes
         return coming_bytes + max(under_way_bytes, assumed_bytes(program))
 
     def has_run(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -48,6 +48,7 @@ from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.planned_step import PlannedStep
+from lmswap.session.weights import Placeable
 from lmswap.torch_compat.dynamo_cache import CacheEntry
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
@@ -70,15 +71,15 @@ class CapturedGraph:
         self._compiled: Compiled
         self.may_round_otherwise = False
         self.follows: tuple[int, ...] = (index,)  # the graphs of the step whose plan it is compiled for
-        self._placeable: Collection[str] | None = None  # weights, as long as it is not traced again
+        self._placeable: Placeable | None = None  # weights, as long as it is not traced again
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, if planned separately
         self.handover = OutputLiveness()
         self._plain = self._plain_torch(module)
 
-    def placeable_weights(self) -> Collection[str]:
-        """Return the names of the weights that its plans may place, the same for all of them."""
+    def placeable_weights(self) -> Placeable:
+        """Return the weights that its plans may place, the same for all of them."""
         if self._placeable is None:
-            self._placeable = self.session.weights.placeable().names
+            self._placeable = self.session.weights.placeable()
         return self._placeable
 
     def forget_placeable_weights(self) -> None:
@@ -214,7 +215,8 @@ class _PlannedGraph(aot.GraphHandler):
                 num_user_outputs=num_user_outputs,
                 parameters=parameters,
                 name=self._session.name,
-                weights=self._graph.placeable_weights(),
+                weights=self._graph.placeable_weights().names,
+                trained=self._graph.placeable_weights().trained,
                 is_deterministic=self._session.meter.is_deterministic,
             )
         )
@@ -226,7 +228,7 @@ class _PlannedGraph(aot.GraphHandler):
                 graph,
                 parameters=parameters,
                 name=self._session.name,
-                weights=self._graph.placeable_weights(),
+                weights=self._graph.placeable_weights().names,
                 is_deterministic=self._session.meter.is_deterministic,
             )
         )

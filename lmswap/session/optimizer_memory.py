@@ -39,10 +39,10 @@ class TrainableParameters:
         self._stop_watching: Callable[[], object] | None = None
 
     @property
-    def streamed(self) -> OptimizerState | None:
-        """The state of an optimizer that streams; None if none does."""
+    def updated_in_chunks(self) -> OptimizerState | None:
+        """The optimizer whose updates run in chunks; None if none does."""
         state = self.optimizer_state
-        return state if state is not None and state.is_streamed else None
+        return state if state is not None and state.runs_in_chunks else None
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +87,7 @@ class TrainableParameters:
         parameters = list(self._alive())
         optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
         num_values, pending_bytes = _pending_values(optimizers, assumed_values), 0
-        if (state := self.streamed) is not None:
+        if (state := self.updated_in_chunks) is not None:
             num_values |= dict.fromkeys(state.streamed, 0)
             pending_bytes = state.window_bytes
         return TrainedMemory(
@@ -100,7 +100,7 @@ class TrainableParameters:
 
     def _resident_state_bytes(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
         """Return the bytes of ``optimizers``' state of ``parameters`` on the device; wrapped optimizers count once."""
-        state = self.streamed
+        state = self.updated_in_chunks
         found = {
             id(tensor): tensor.nbytes
             for optimizer in optimizers

@@ -1,7 +1,7 @@
-"""The state of an optimizer that streams: non-resident between updates, in device memory a few chunks at a time.
+"""Updates in chunks: an optimizer's state, parameters and gradients may be non-resident between updates.
 
-An update runs the optimizer's own step on consecutive parts of its parameters. While one runs, the state of the next is
-copied in, and that of the last one out.
+An update runs the optimizer's own step on consecutive parts of its parameters. While one runs, what is non-resident of
+the next is copied in, and that of the last one out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lmswap.session.optimizer_trial import check_updates_in_parts
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id
 
-# The bytes of one chunk's state: at most this share of the budget, and this one of all state, as an update waits for
+# The bytes of one chunk: at most this share of the budget, and this one of all that is copied, as an update waits for
 # the first chunk and the last; within limits, as small copies and kernels take longer.
-_SHARE_OF_BUDGET, _SHARE_OF_STATE, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 1 / 32, 2**20, 2**28
-# Chunks in device memory at once: being copied out, updated, and copied in. The update's temporaries take as much as
-# one more: torch's foreach implementations keep up to two values for each one of a parameter, as state does.
-_NUM_CHUNKS = 4
+_SHARE_OF_BUDGET, _SHARE_OF_ALL, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 1 / 32, 2**20, 2**28
+# Values of an update's temporaries for each one of a parameter: of all in a chunk by torch's foreach implementations,
+# of one at a time by its loops.
+_TEMPORARY_VALUES = 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Deferred:
 
 
 class OptimizerState:
-    """The state of one optimizer, which stays where torch has it until `stream` is called."""
+    """The updates of one optimizer, which run as torch's until `stream` or `run_in_chunks` is called."""
 
     def __init__(self, optimizer: Optimizer, host_copies: HostCopies, *, min_bytes: int, budget_bytes: int) -> None:
         """Tensors of ``min_bytes`` stream.
@@ -52,28 +52,36 @@ class OptimizerState:
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended
         self.streamed: set[int] = set()  # parameters whose state streams, by `id`
+        self._moves_parameters = False
         self._undo: list[Callable[[], None]] = []
 
     @property
-    def is_streamed(self) -> bool:
-        """Whether updates stream a part of it."""
-        return bool(self.streamed)
+    def runs_in_chunks(self) -> bool:
+        """Whether updates run in chunks, and fetch what is non-resident."""
+        return bool(self._undo)
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes of the part that streams."""
+        """Bytes of the part of the state that streams."""
         return sum(nbytes for parameter, nbytes in state_sizes(self.optimizer).items() if parameter in self.streamed)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it; of what does not exist yet, as expected."""
+        """Bytes of all state; of what does not exist yet, as expected."""
         return sum(state_sizes(self.optimizer).values())
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that an update takes, beside parameters and gradients."""
-        sizes = state_sizes(self.optimizer)
-        return min(_NUM_CHUNKS * max(self._chunk_bytes(sizes), *sizes.values()), 2 * sum(sizes.values()))
+        """Bytes that an update in chunks takes, beside what is resident.
+
+        Of three chunks, one being copied out, one updated and one copied in, and of the update's temporaries.
+        """
+        sizes, groups = self._copied_bytes(), self.optimizer.param_groups
+        chunks = [*self._chunks([group["params"] for group in groups], sizes)]
+        taken = [sum(sizes[id(each)] for part in chunk for each in part) for chunk in chunks]
+        temporaries = (_temporary_bytes(*each) for chunk in chunks for each in zip(groups, chunk, strict=True))
+        together = zip(taken, [*taken[1:], 0], [*taken[2:], 0, 0], strict=False)
+        return max(map(sum, together), default=0) + max(temporaries, default=0)
 
     def is_non_resident(self, tensor: Tensor) -> bool:
         """Whether a tensor of the state is in its host copy now."""
@@ -91,6 +99,14 @@ class OptimizerState:
             self.streamed.add(parameter)
             nbytes -= size
         self._move_out(self._parameters())
+        self._replace_update()
+
+    def run_in_chunks(self) -> None:
+        """Let updates fetch non-resident parameters from now on."""
+        self._moves_parameters = True
+        self._replace_update()
+
+    def _replace_update(self) -> None:
         self._undo = self._undo or [
             replace_update(self.optimizer, self._update),
             self.optimizer.register_load_state_dict_pre_hook(self._defer_loading).remove,
@@ -98,13 +114,13 @@ class OptimizerState:
         ]
 
     def restore(self) -> int:
-        """Make all of it resident, and let updates run as torch's; return the bytes that something else holds.
+        """Make all state resident, and let updates run as torch's; return the bytes that something else holds.
 
         Raises:
             TransferError: a copy failed.
         """
         self._settle()
-        streaming = self._storages(self._parameters())
+        streaming = self._state_storages(self._parameters())
         self.close()
         left_bytes = 0
         for storage, tensors in streaming:
@@ -119,12 +135,13 @@ class OptimizerState:
         while self._undo:
             self._undo.pop()()
         self.streamed.clear()
+        self._moves_parameters = False
 
     def _update(self, run: Callable[[], None]) -> None:
-        """Call ``run`` for each chunk of the parameters, with its state resident."""
+        """Call ``run`` for each chunk of the parameters, which is resident then."""
         groups = self.optimizer.param_groups
         updated = [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
-        chunks = list(self._chunks(updated, state_sizes(self.optimizer)))
+        chunks = list(self._chunks(updated, self._copied_bytes()))
         self._settle()
         try:
             coming = self._start_fetch(chunks[0]) if chunks else []
@@ -176,14 +193,22 @@ class OptimizerState:
                         states[parameter][key] = loaded_value(parameter, value.tensor, key)
             self._move_out(chunk[0])
 
+    def _copied_bytes(self) -> dict[int, int]:
+        """Return what an update may copy in of each parameter, by `id`: its state, and the parameter."""
+        sizes = state_sizes(self.optimizer)
+        if self._moves_parameters:
+            for parameter in self._parameters():
+                sizes[id(parameter)] += parameter.nbytes * (parameter.nbytes >= self._min_bytes)
+        return sizes
+
     def _chunks(self, groups: Sequence[Sequence[Tensor]], sizes: Mapping[int, int]) -> Iterator[list[list[Tensor]]]:
-        """Yield consecutive parts of the parameters of ``groups``, by group; ``sizes`` are of their state, by `id`."""
+        """Yield consecutive parts of the parameters of ``groups``, by group; ``sizes`` are what is copied, by `id`."""
         chunk_bytes, max_chunk_bytes = 0, self._chunk_bytes(sizes)
         chunk: list[list[Tensor]] = [[] for _ in groups]
         for number, parameters in enumerate(groups):
             for parameter in parameters:
                 nbytes = sizes[id(parameter)]
-                # Small state is not copied: a chunk of it alone would leave nothing to do beside the copies of others.
+                # Small tensors are not copied: a chunk of them would leave nothing to do beside the copies of others.
                 max_bytes = max_chunk_bytes * (1 if nbytes >= self._min_bytes else 2)
                 if chunk_bytes and chunk_bytes + nbytes > max_bytes:
                     yield chunk
@@ -194,11 +219,13 @@ class OptimizerState:
             yield chunk
 
     def _chunk_bytes(self, sizes: Mapping[int, int]) -> int:
-        return min(self._max_chunk_bytes, max(int(_SHARE_OF_STATE * sum(sizes.values())), _MIN_CHUNK_BYTES))
+        return min(self._max_chunk_bytes, max(int(_SHARE_OF_ALL * sum(sizes.values())), _MIN_CHUNK_BYTES))
 
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
         started: list[Fetched] = []
-        for storage, _ in self._storages(parameter for parameters in chunk for parameter in parameters):
+        parameters = [parameter for part in chunk for parameter in part]
+        own = (parameter.untyped_storage() for parameter in parameters if has_plain_storage(parameter))
+        for storage in (*own, *(storage for storage, _ in self._state_storages(parameters))):
             if (fetched := self._host_copies.prepare_fetch(storage)) is not None:
                 self._fetched[storage_id(storage)] = fetched  # its memory lives on if this is interrupted
                 self._host_copies.start_fetch(fetched)
@@ -229,7 +256,7 @@ class OptimizerState:
     def _move_out(self, parameters: Iterable[Tensor]) -> None:
         """Make the state of ``parameters`` non-resident that torch has just made, a chunk at a time."""
         leaving: list[torch.UntypedStorage] = []
-        for storage, tensors in self._storages(parameters):
+        for storage, tensors in self._state_storages(parameters):
             is_resident = storage_id(storage) not in self._fetched and self._host_copies.find(storage) is None
             if is_resident and not is_held_elsewhere(storage, tensors):
                 leaving.append(storage)
@@ -239,7 +266,7 @@ class OptimizerState:
     def _parameters(self) -> Iterator[Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
-    def _storages(self, parameters: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, list[Tensor]]]:
+    def _state_storages(self, parameters: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, list[Tensor]]]:
         """Return the storages of the state of ``parameters`` that streams, with their tensors."""
         found: dict[int, tuple[torch.UntypedStorage, list[Tensor]]] = {}
         for parameter in (each for each in parameters if id(each) in self.streamed):
@@ -250,3 +277,17 @@ class OptimizerState:
                 if storage.nbytes() >= self._min_bytes:
                     found.setdefault(storage_id(storage), (storage, []))[1].append(tensor)
         return list(found.values())
+
+
+def updated_parameters(optimizer: Optimizer) -> frozenset[int]:
+    """Return the parameters that ``optimizer`` updates, by `id`."""
+    return frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _temporary_bytes(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> int:
+    """Return the bytes of temporaries of an update of ``parameters`` with the settings of ``group``."""
+    sizes = [parameter.nbytes for parameter in parameters]
+    is_foreach = group.get("foreach")  # None: torch uses foreach implementations on GPUs
+    if is_foreach or (is_foreach is None and any(parameter.is_cuda for parameter in parameters)):
+        return _TEMPORARY_VALUES * sum(sizes)
+    return _TEMPORARY_VALUES * max(sizes, default=0)

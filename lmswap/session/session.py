@@ -122,7 +122,7 @@ class Session:
             self._optimizer_state = trained.optimizer_state = self._open_optimizer_state(state.optimizer)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
-                self.memory.count(self.weights.manage())
+                self._manage_weights()
             undoing.pop_all()
         # Where what holds it is garbage before `close`: a compiled module that was deleted, and its last backward.
         weakref.finalize(self, _free, native, self.memory).atexit = False
@@ -520,10 +520,15 @@ class Session:
         can = self.device.type == "cuda" and self.options.weights == "auto" and can_swap_weights(self.options)
         if not can or self.weights.is_managed:
             return False
-        self.memory.count(self.weights.manage())
+        self._manage_weights()
         self.traces.evict_complete()
         self.note_once("weights: as the step does not fit with all of them, plans place them, too")
         return True
+
+    def _manage_weights(self) -> None:
+        self.memory.count(self.weights.manage())
+        if self._optimizer_state is not None:
+            self._optimizer_state.run_in_chunks()
 
     def updates(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the state of ``optimizer`` may stream for this model."""

@@ -38,7 +38,7 @@ def streamed_bytes(
     """
     best_bytes, best_seconds = None, planned_seconds
     total_bytes, now_bytes = state.nbytes, state.streamed_bytes
-    window_bytes = 0 if state.is_streamed else state.window_bytes
+    window_bytes = 0 if state.runs_in_chunks else state.window_bytes
     for nbytes in (int(share * total_bytes) for share in _SHARES):
         more_bytes = nbytes - now_bytes
         freed_bytes = min(more_bytes, allowance.trained.optimizer_bytes + allowance.trained.pending_optimizer_bytes)

@@ -1,7 +1,8 @@
 """The weights that plans place: a model's parameters and buffers, resident on the device or in their host copies.
 
 A plan decides for each weight that its step reads. One that it moves is non-resident outside of steps; the step fetches
-it from there. What is trained, or written by steps, is not placed: it stays resident, where it is updated.
+it from there. What steps write is not placed: it stays resident. So does what is trained, unless the updates of a given
+optimizer fetch it, see `lmswap.session.optimizer_state`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.host_copies import HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage, held_bytes
+from lmswap.session.optimizer_state import updated_parameters
 from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.tensors import storage_id
 
@@ -38,9 +40,13 @@ class _Group:
 
 
 class Placeable(NamedTuple):
-    """The weights that a plan may place: their names, the bytes of parameters among them, and of those resident now."""
+    """The weights that a plan may place: their names, the bytes of parameters among them, and of those resident now.
+
+    ``trained`` are the names of those that it may place although steps differentiate them.
+    """
 
     names: Collection[str]
+    trained: Collection[str]
     parameter_bytes: int
     resident_bytes: int
 
@@ -61,9 +67,10 @@ class Weights:
         Of the buffers only those that the model has then: what replaces one is the state of steps, as a cache is.
         """
         self._parameters, self._buffers = trained.parameters, trained.buffers
+        self._optimizer = trained.optimizer
         self._managed_buffers: Mapping[str, torch.Tensor] = {}
         self._host_copies, self._min_bytes, self._note = host_copies, min_bytes, note
-        self._written: frozenset[str] = frozenset()  # by steps, or differentiated
+        self._written: frozenset[str] = frozenset()  # by steps, or differentiated and not updated by the optimizer
         self._kept: dict[str, int] = {}  # resident ones that plans count, by the first name: their bytes
         self.is_managed = False
 
@@ -126,7 +133,8 @@ class Weights:
 
     def placeable(self) -> Placeable:
         """Return the weights that a plan may place now."""
-        names = set[str]()
+        names, trained = set[str](), set[str]()
+        updated = updated_parameters(self._optimizer) if self._optimizer is not None else frozenset()
         parameter_bytes = resident_bytes = 0
         for group in self._groups() if self.is_managed else ():
             if not self._written.isdisjoint(group.names):
@@ -136,9 +144,12 @@ class Weights:
                 self._note_held(group)
                 continue
             names.update(group.names)
+            # Of parameters that share memory each chunk of an update would fetch, and write back, all.
+            if len(group.tensors) == 1 and id(group.tensors[0]) in updated:
+                trained.update(group.names)
             parameter_bytes += nbytes * any(isinstance(tensor, nn.Parameter) for tensor in group.tensors)
             resident_bytes += nbytes * (self._host_copies.find(group.storage) is None)
-        return Placeable(names, parameter_bytes, resident_bytes)
+        return Placeable(names, trained, parameter_bytes, resident_bytes)
 
     def names(self) -> dict[int, str]:
         """Return the first name of each parameter and each buffer that can be placed, by `id`."""

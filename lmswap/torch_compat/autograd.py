@@ -44,6 +44,15 @@ hooks_disabled_message: Callable[[], str | None] = torch._C._autograd._saved_ten
 disable_saved_tensor_hooks: Callable[[str, bool], None] = torch._C._autograd._saved_tensors_hooks_disable
 
 
+def gradient_accumulator(tensor: Tensor) -> Any:
+    """Return the node that accumulates the gradient of ``tensor``, and owns it; None without one."""
+    if not (tensor.requires_grad and tensor.is_leaf):
+        return None
+    with torch.enable_grad():
+        view: Any = tensor.view_as(tensor)
+    return view.grad_fn.next_functions[0][0]
+
+
 def top_saved_tensor_hooks() -> tuple[Pack, Unpack] | None:
     """Return the innermost hooks of this thread, also while a trace ignores them."""
     hooks: tuple[Pack, Unpack] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
