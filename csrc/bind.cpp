@@ -211,9 +211,6 @@ void bind_engine(nb::module_& module) {
           },
           "swap"_a, "handle"_a, "pointer"_a, "stream"_a, WithoutGil())
       .def(
-          "trim_host_copies", [](PyEngine& self, const std::string& tier) { self.get().trim_host_copies(tier); },
-          "tier"_a, WithoutGil())
-      .def(
           "confirm", [](PyEngine& self) { self.get().confirm(); }, WithoutGil())
       .def(
           "forget_unconfirmed", [](PyEngine& self) { self.get().forget_unconfirmed(); }, WithoutGil())

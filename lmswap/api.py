@@ -126,15 +126,16 @@ def enable(
         together: with several processes of torchrun on this machine and torch.distributed initialized, they measure
             and plan together: all of them must then enable a model at this point, or each with ``together=False``.
             No collective is issued.
-        weights: "swap" lets plans place frozen parameters, too: those of at least ``min_swap_bytes`` that no longer fit
-            are non-resident, and are copied in when a graph reads them; a call without gradients is then captured and
-            planned as well, with all parameters. On a CPU the budget then counts the parameters. "keep": parameters
-            stay on the device. "auto": on a GPU "swap", as soon as a step does not fit otherwise; on a CPU "keep".
+        weights: "swap" lets plans place frozen parameters, too, and trained ones with ``optimizer``: those of at least
+            ``min_swap_bytes`` that no longer fit are non-resident, and are copied in when a graph reads them; a call
+            without gradients is then captured and planned as well, with all parameters. On a CPU the budget then counts
+            the parameters. "keep": parameters stay on the device. "auto": on a GPU "swap", as soon as a step does not
+            fit otherwise; on a CPU "swap" with ``optimizer``, else "keep".
         device: move the model there, a GPU, from the CPU: it may be larger than the device. Parameters of at least
             ``min_swap_bytes`` go to host memory that the device reads, and ``weights`` is "swap".
-        optimizer: where a step does not fit otherwise, or is faster so, state of this optimizer is non-resident between
-            its steps; each copies it in and out, a few parameters at a time. Its update must give the same bits
-            parameter by parameter, which is tried on small copies; LBFGS is refused.
+        optimizer: where a step does not fit otherwise, or is faster so, state of this optimizer, its parameters and
+            their gradients are non-resident between its steps; each copies them in and out, a few parameters at a time.
+            Its update must give the same bits parameter by parameter, which is tried on small copies; LBFGS is refused.
         **unknown: refused; the error suggests the option that may have been meant.
 
     Returns:

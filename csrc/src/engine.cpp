@@ -231,15 +231,6 @@ int64_t Engine::fill_host_copy(int64_t swap, int64_t handle, uint64_t pointer, S
   return launch(Direction::kOut, swap, handle, pointer, stream)->number;
 }
 
-void Engine::trim_host_copies(const std::string& tier) {
-  Tier::Storages storages;  // trimmed without the lock: unmapping a GiB takes tens of milliseconds
-  {
-    const std::lock_guard lock(mutex_);
-    storages = find_tier(tier)->addressable();
-  }
-  for (const auto& storage : storages) storage->trim();
-}
-
 int64_t Engine::in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const uint64_t held = find_handle(handle).block.nbytes;

@@ -24,7 +24,7 @@ class Lane(StrEnum):
 
 
 _OPTIONAL_LANES = (Lane.HOST, Lane.NETWORK)
-STATE = "optimizer state"  # the name of copies of it, which are part of no plan
+STATE = "training state"  # the name of copies that updates need, and which are part of no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +105,5 @@ class Timeline:
         return busy
 
     def lane_bytes(self, lane: Lane, *, is_state: bool = False) -> int:
-        """Bytes that a lane moved by the plan, or of optimizer state."""
+        """Bytes that a lane moved by the plan, or for updates of the training state."""
         return sum(span.nbytes for span in self.spans if span.lane is lane and (span.name == STATE) is is_state)

@@ -59,7 +59,8 @@ class StepFigures:
 
     swapped_out_bytes: int | None = None
     swapped_in_bytes: int | None = None
-    state_bytes: int = 0  # of the optimizer, non-resident between steps
+    state_bytes: int = 0  # of optimizer state, and of gradients, that are non-resident between steps
+    state_copied_bytes: int = 0  # that an update, and the backward before it, copy each way beside the plan
     state_out_bytes: int | None = None
     state_in_bytes: int | None = None
     out_bytes_per_second: float | None = None  # measured while at least one copy was under way

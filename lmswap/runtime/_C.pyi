@@ -100,9 +100,6 @@ class Engine:
         Returns the transfer's number, for `in_done`; copies in that are queued later get the new bytes.
         """
 
-    def trim_host_copies(self, tier: str) -> None:
-        """Gives the kernel the pages of host copies that are mapped from files; the bytes stay. Once per step."""
-
     def out_done(self, handle: int, stream: int) -> None:
         """Makes ``stream`` (the caller, on the host driver) wait until the bytes have left."""
 

@@ -247,7 +247,6 @@ class SwapEngine:
         Errors of that step's copies are discarded.
         """
         self.native.forget_unconfirmed()
-        self.host_copies.trim()
         if not (self._in_flight or self._starting or self._swap_in_of or self._weight_in_of or self._audit):
             return
         # Iterate over copies: another thread may begin or end transfers.

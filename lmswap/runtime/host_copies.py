@@ -149,6 +149,34 @@ class HostCopies:
         memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device).untyped_storage()
         return Fetched(storage, handle, memory)
 
+    def prepare_move_out(self, storage: torch.UntypedStorage, spare: torch.UntypedStorage | None = None) -> Fetched:
+        """Take a host copy for a storage in device memory, where it is after `finish_write_back`.
+
+        That of ``spare`` is taken over if it suits and nothing else owns ``spare``, which gets the device memory then.
+
+        Raises:
+            TierError: the tier has no room.
+        """
+        handle = None
+        if (
+            spare is not None
+            and spare.nbytes() == storage.nbytes()
+            and storage_use_count(storage_id(spare)) == _OWN_USE
+        ):
+            handle = self.find(spare)
+        if spare is None or handle is None:
+            ((handle, block),) = self._make([storage])
+            spare = block.untyped_storage()
+        self._forget(spare)
+        fetched = Fetched(storage, handle, spare)
+        fetched.is_resident = True
+        return fetched
+
+    def drop_fetched(self, fetched: Fetched) -> None:
+        """Return a fetched storage that was only read to its host copy, without a copy; its device memory is free."""
+        swap_data_pointers(fetched.storage, fetched.memory)
+        fetched.is_resident = False
+
     def start_fetch(self, fetched: Fetched) -> None:
         """Start to copy a storage from its host copy to device memory, where it is after `finish_fetch`."""
         memory = fetched.memory
@@ -199,6 +227,8 @@ class HostCopies:
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
         fetched.is_resident = False
+        if self.find(fetched.storage) is None:
+            self._register(fetched.storage, fetched.handle, fetched.storage.data_ptr())
 
     @staticmethod
     def move_to_heap(storage: torch.UntypedStorage) -> None:
@@ -206,11 +236,6 @@ class HostCopies:
         moved = torch.UntypedStorage(storage.nbytes(), device="cpu")  # type: ignore[no-untyped-call]
         moved.copy_(storage)
         swap_data_pointers(storage, moved)
-
-    def trim(self) -> None:
-        """Give back memory by which the process has read or written host copies in place."""
-        if self._copies:
-            self._native.trim_host_copies(self._tier)
 
     def close(self) -> None:
         """Forget all; storages keep the memory of their host copies. Idempotent."""

@@ -175,8 +175,15 @@ class BudgetTracker:
             optimizer_bytes=max(0, found.optimizer_bytes - uncounted.optimizer_bytes),
         )
 
+    def count_all_state(self) -> int:
+        """Count gradients and optimizer state that existed when the budget began, too; return their bytes."""
+        uncounted, self._uncounted = self._uncounted, TrainedMemory()
+        return uncounted.gradient_bytes + uncounted.optimizer_bytes
+
     def absent_gradient_bytes(self, program: Program) -> int:
-        """Return the bytes of gradients of ``program`` that parameters do not have now."""
+        """Return the bytes of gradients of ``program`` that will be on the device, and parameters do not have now."""
+        if (state := self._trained.updated_in_chunks) is not None and state.streams_gradients:
+            return 0
         return max(0, program.gradient_bytes - self._trained.gradient_bytes())
 
     def unmoved(self, planned: Allowance, program: Program) -> Allowance:
@@ -187,7 +194,14 @@ class BudgetTracker:
         if self._policy not in KEEP_WHAT_FITS:
             return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
-        return replace(planned, planned_margin_bytes=margin_bytes)
+        state = self._trained.updated_in_chunks
+        window_bytes = state.window_bytes() if state is not None and not state.streams else 0
+        return replace(
+            planned,
+            planned_margin_bytes=margin_bytes,
+            reserve_bytes=max(0, planned.reserve_bytes - window_bytes),
+            optimizer_reserve_bytes=max(0, planned.optimizer_reserve_bytes - window_bytes),
+        )
 
     def settled_margin_bytes(self, program: Program) -> int:
         """Return the margin of steps of ``program`` whose growth is known."""

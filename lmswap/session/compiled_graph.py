@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,14 @@ from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, compile_boxed, c
 from lmswap.runtime.numerics_settings import NumericsGuard
 from lmswap.runtime.output_liveness import OutputLiveness, output_positions
 from lmswap.runtime.partial_backward import (
+    Around,
     Backward,
     PartialResults,
     Results,
     collect,
     compile_parts,
     insert_yield_markers,
+    results_by_part,
     single_part,
 )
 from lmswap.runtime.step_record import SegmentKey
@@ -257,6 +260,7 @@ class _PlannedGraph(aot.GraphHandler):
         segment, recorder = self._segments["backward"], self._session.recorder
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
+        gradients, names = self._session.gradients, self._gradients_by_part(segment)
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             timed = compile_parts(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
@@ -264,7 +268,11 @@ class _PlannedGraph(aot.GraphHandler):
             adds_up = self._adds_up and self._session.retention.have_gradients()
             # A context of its own: an interrupted run's may be left only after the next one has begun.
             with placing(arena, script, adds_up=adds_up) as allocating, self.running("backward"):
-                yield from (timed or parts)(arguments, allocating)
+                around = allocating
+                if gradients.are_streamed:
+                    streamed = gradients.of_backward(names)
+                    around = partial(_nested, streamed.around_part, allocating)
+                yield from (timed or parts)(arguments, around)
             handover.after_backward()
 
         def begin(arguments: list[Any]) -> PartialResults:
@@ -274,6 +282,15 @@ class _PlannedGraph(aot.GraphHandler):
         if reference is None:
             return begin
         return single_part(reference.wrap(lambda arguments: collect(begin(arguments)), "backward"))
+
+    def _gradients_by_part(self, segment: SegmentGraph) -> list[list[str]]:
+        """Return, by part of the backward, the names of the parameters whose gradients it completes."""
+        program, results = self._graph.program, list(segment.output.args[0])  # type: ignore[arg-type]
+        names = {gradient: program.buffers[parameter].name for parameter, gradient in program.gradients}
+        buffers = [
+            [segment.buffer_of.get(results[each]) for each in part] for part in results_by_part(segment.fx_graph)
+        ]
+        return [[names[buffer] for buffer in part if buffer in names] for part in buffers]
 
     def running(self, phase: str) -> _Running:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -351,6 +368,12 @@ class _PlannedGraph(aot.GraphHandler):
         described = [results(graph, self._graph.input_names, moved, program.buffer_names) for graph in graphs]
         device, verified, recorder = session.device, session.verified, session.recorder
         return UnswappedReference(program, graphs, described, device=device, verified=verified, recorder=recorder)
+
+
+@contextmanager
+def _nested(outer: Around, inner: Around) -> Iterator[None]:
+    with outer(), inner():
+        yield
 
 
 class SavedSequence:

@@ -17,8 +17,10 @@ from lmswap.ir.machine import Machine, Tier
 from lmswap.options import Options
 from lmswap.planner import KEEP_WHAT_FITS
 from lmswap.runtime import _C
+from lmswap.runtime.storage import held_bytes
 from lmswap.runtime.tiers import open_tier
 from lmswap.session.plan_file import PinnedPlans
+from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.autograd import disable_autocast
 from lmswap.torch_compat.caching_allocator import allocator_settings
 from lmswap.torch_compat.operators import eager_dispatch
@@ -185,6 +187,17 @@ def _check_allocator(device: torch.device) -> None:
             "memory of the GPU comes from a pluggable allocator (change_current_allocator), which does not report to "
             "torch what it holds: no budget could be kept; train with torch's own"
         )
+
+
+def complete_options(options: Options, opened: Opened, device: torch.device, state: TrainingState) -> Options:
+    """Return ``options`` with the tier that was chosen; on a CPU the training state of an optimizer has one budget."""
+    options = replace(options, tier=opened.tier)
+    may_swap = device.type == "cpu" and state.optimizer is not None and options.weights == "auto"
+    if not (may_swap and can_swap_weights(options)):
+        return options
+    weight_bytes = sum(map(held_bytes, {id(each): each for each in state.parameters().values()}.values()))
+    has_room = weight_bytes <= opened.machine.now.tier(opened.tier).capacity_bytes
+    return replace(options, weights="swap") if has_room else options
 
 
 def can_swap_weights(options: Options) -> bool:

@@ -54,8 +54,10 @@ class TrainableParameters:
         return any(parameter.grad is not None for parameter in self._trained())
 
     def gradient_bytes(self) -> int:
-        """Return the bytes of all their gradients."""
-        return sum(parameter.grad.nbytes for parameter in self._alive() if parameter.grad is not None)
+        """Return the bytes of all their gradients on the device."""
+        state = self.updated_in_chunks
+        gradients = [parameter.grad for parameter in self._alive() if parameter.grad is not None]
+        return sum(each.nbytes for each in gradients if state is None or not state.is_non_resident(each))
 
     def start_watching_optimizer(self) -> None:
         """Watch whether an optimizer takes a step, which parameters of foreach and fused ones do not show."""
@@ -89,7 +91,7 @@ class TrainableParameters:
         num_values, pending_bytes = _pending_values(optimizers, assumed_values), 0
         if (state := self.updated_in_chunks) is not None:
             num_values |= dict.fromkeys(state.streamed, 0)
-            pending_bytes = state.window_bytes
+            pending_bytes = state.window_bytes()
         return TrainedMemory(
             sum(map(held_bytes, parameters)),
             self.gradient_bytes(),

@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 from lmswap.errors import TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
+from lmswap.session.gradients import StreamedGradients, window_bytes
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
 from lmswap.session.optimizer_trial import check_updates_in_parts
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
-from lmswap.torch_compat.tensors import storage_id
+from lmswap.torch_compat.tensors import storage_id, version_of
 
 # The bytes of one chunk: at most this share of the budget, and this one of all that is copied, as an update waits for
 # the first chunk and the last; within limits, as small copies and kernels take longer.
@@ -41,16 +42,26 @@ class _Deferred:
 class OptimizerState:
     """The updates of one optimizer, which run as torch's until `stream` or `run_in_chunks` is called."""
 
-    def __init__(self, optimizer: Optimizer, host_copies: HostCopies, *, min_bytes: int, budget_bytes: int) -> None:
-        """Tensors of ``min_bytes`` stream.
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        host_copies: HostCopies,
+        gradients: StreamedGradients,
+        *,
+        min_bytes: int,
+        budget_bytes: int,
+    ) -> None:
+        """Tensors of ``min_bytes`` stream; ``gradients`` are those of the parameters.
 
         Raises:
             OptionError: parts of the parameters cannot be updated one after the other.
         """
         check_updates_in_parts(optimizer)
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
+        self._gradients = gradients
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended
+        self._versions: dict[int, tuple[Tensor, int]] = {}  # gradients and their version counters, by storage
         self.streamed: set[int] = set()  # parameters whose state streams, by `id`
         self._moves_parameters = False
         self._undo: list[Callable[[], None]] = []
@@ -66,22 +77,45 @@ class OptimizerState:
         return sum(nbytes for parameter, nbytes in state_sizes(self.optimizer).items() if parameter in self.streamed)
 
     @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that stream."""
+        sizes = (parameter.nbytes for parameter in self._parameters() if parameter.requires_grad)
+        return sum(size for size in sizes if size >= self._min_bytes) if self.streams_gradients else 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all state; of what does not exist yet, as expected."""
         return sum(state_sizes(self.optimizer).values())
 
     @property
-    def window_bytes(self) -> int:
-        """Bytes that an update in chunks takes, beside what is resident.
+    def streams(self) -> bool:
+        """Whether state or gradients stream; parameters move by plans."""
+        return bool(self.streamed) or self.streams_gradients
 
-        Of three chunks, one being copied out, one updated and one copied in, and of the update's temporaries.
+    @property
+    def streams_gradients(self) -> bool:
+        """Whether gradients are non-resident until updates fetch them."""
+        return self._gradients.are_streamed
+
+    def window_bytes(self, *, streams_gradients: bool = False) -> int:
+        """Return what an update in chunks takes, beside what is resident, or a backward whose gradients stream.
+
+        An update takes three chunks, one being copied out, one updated and one copied in, and its temporaries.
+
+        Args:
+            streams_gradients: also if they do not yet.
         """
-        sizes, groups = self._copied_bytes(), self.optimizer.param_groups
+        streams_gradients |= self.streams_gradients
+        if not (streams_gradients or self._needs_chunks()):
+            return 0
+        sizes, groups = self._copied_bytes(streams_gradients=streams_gradients), self.optimizer.param_groups
         chunks = [*self._chunks([group["params"] for group in groups], sizes)]
         taken = [sum(sizes[id(each)] for part in chunk for each in part) for chunk in chunks]
         temporaries = (_temporary_bytes(*each) for chunk in chunks for each in zip(groups, chunk, strict=True))
         together = zip(taken, [*taken[1:], 0], [*taken[2:], 0, 0], strict=False)
-        return max(map(sum, together), default=0) + max(temporaries, default=0)
+        update_bytes = max(map(sum, together), default=0) + max(temporaries, default=0)
+        gradient_bytes = window_bytes([each.nbytes for each in self._parameters()]) if streams_gradients else 0
+        return max(update_bytes, gradient_bytes)
 
     def is_non_resident(self, tensor: Tensor) -> bool:
         """Whether a tensor of the state is in its host copy now."""
@@ -104,6 +138,11 @@ class OptimizerState:
     def run_in_chunks(self) -> None:
         """Let updates fetch non-resident parameters from now on."""
         self._moves_parameters = True
+        self._replace_update()
+
+    def stream_gradients(self) -> None:
+        """Make gradients non-resident, and let updates fetch them from now on."""
+        self._gradients.stream()
         self._replace_update()
 
     def _replace_update(self) -> None:
@@ -139,9 +178,13 @@ class OptimizerState:
 
     def _update(self, run: Callable[[], None]) -> None:
         """Call ``run`` for each chunk of the parameters, which is resident then."""
+        if not self._needs_chunks():
+            run()
+            return
         groups = self.optimizer.param_groups
         updated = [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
-        chunks = list(self._chunks(updated, self._copied_bytes()))
+        copied_bytes = self._copied_bytes(streams_gradients=self.streams_gradients)
+        chunks = list(self._chunks(updated, copied_bytes))
         self._settle()
         try:
             coming = self._start_fetch(chunks[0]) if chunks else []
@@ -156,6 +199,8 @@ class OptimizerState:
                 run()
                 for group, part in zip(groups, parts, strict=True):  # which an update may have changed
                     group.update({**part, "params": group["params"]})
+                self._drop_unchanged(here)
+                here = [fetched for fetched in here if fetched.is_resident]
                 for fetched in here:
                     self._host_copies.start_write_back(fetched)
                 self._finish(leaving)  # before memory is taken for the next chunk
@@ -164,7 +209,12 @@ class OptimizerState:
             self._finish(leaving)
         finally:
             self.optimizer.param_groups = groups  # one instruction, before which no handler of a signal runs
+            self._versions.clear()
             self._settle()
+
+    def _needs_chunks(self) -> bool:
+        """Whether anything is non-resident that an update reads."""
+        return self.streams or any(map(self.is_non_resident, self._parameters()))
 
     def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return ``saved`` with what streams wrapped: torch would put all of it into device memory at once."""
@@ -193,12 +243,12 @@ class OptimizerState:
                         states[parameter][key] = loaded_value(parameter, value.tensor, key)
             self._move_out(chunk[0])
 
-    def _copied_bytes(self) -> dict[int, int]:
-        """Return what an update may copy in of each parameter, by `id`: its state, and the parameter."""
+    def _copied_bytes(self, *, streams_gradients: bool) -> dict[int, int]:
+        """Return what an update may copy in of each parameter, by `id`: its state, itself and its gradient."""
         sizes = state_sizes(self.optimizer)
-        if self._moves_parameters:
-            for parameter in self._parameters():
-                sizes[id(parameter)] += parameter.nbytes * (parameter.nbytes >= self._min_bytes)
+        num_copied = self._moves_parameters + streams_gradients
+        for parameter in self._parameters() if num_copied else ():
+            sizes[id(parameter)] += num_copied * parameter.nbytes * (parameter.nbytes >= self._min_bytes)
         return sizes
 
     def _chunks(self, groups: Sequence[Sequence[Tensor]], sizes: Mapping[int, int]) -> Iterator[list[list[Tensor]]]:
@@ -224,13 +274,25 @@ class OptimizerState:
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
         started: list[Fetched] = []
         parameters = [parameter for part in chunk for parameter in part]
-        own = (parameter.untyped_storage() for parameter in parameters if has_plain_storage(parameter))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        own = (tensor.untyped_storage() for tensor in (*parameters, *gradients) if has_plain_storage(tensor))
+        for gradient in gradients:
+            self._versions[storage_id(gradient.untyped_storage())] = gradient, version_of(gradient)
         for storage in (*own, *(storage for storage, _ in self._state_storages(parameters))):
             if (fetched := self._host_copies.prepare_fetch(storage)) is not None:
                 self._fetched[storage_id(storage)] = fetched  # its memory lives on if this is interrupted
                 self._host_copies.start_fetch(fetched)
                 started.append(fetched)
         return started
+
+    def _drop_unchanged(self, updated: Iterable[Fetched]) -> None:
+        """Return gradients that torch's own update has only read to their host copies."""
+        is_torchs = type(self.optimizer).__module__.startswith("torch.optim.")
+        for fetched in updated if is_torchs else ():
+            gradient, version = self._versions.get(storage_id(fetched.storage), (None, 0))
+            if gradient is not None and version_of(gradient) == version:
+                self._host_copies.drop_fetched(fetched)
+                del self._fetched[storage_id(fetched.storage)]
 
     def _finish(self, leaving: Iterable[Fetched]) -> None:
         for fetched in leaving:

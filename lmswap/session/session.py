@@ -8,7 +8,6 @@ such step; `lmswap.session.replan_triggers` has the other causes of replanning.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import traceback
 import weakref
@@ -27,6 +26,7 @@ from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.lower import Lowered
 from lmswap.capture.merge_programs import MergedPrograms, merge, merge_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
+from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
@@ -36,7 +36,7 @@ from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.planner.cache import CachedPlan
 from lmswap.progress import reported, stage
@@ -53,7 +53,8 @@ from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes, crowded_out, warn
-from lmswap.session.engine_setup import can_swap_weights, describe_choices, has_places, open_device
+from lmswap.session.engine_setup import can_swap_weights, complete_options, describe_choices, has_places, open_device
+from lmswap.session.gradients import StreamedGradients
 from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.optimizer_state import OptimizerState
 from lmswap.session.plan_file import PinnedPlans, pinned_options
@@ -62,7 +63,7 @@ from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
-from lmswap.session.state_split import streamed_bytes
+from lmswap.session.state_split import best_split, trained_bytes
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
 from lmswap.session.training_state import TrainingState
@@ -102,7 +103,7 @@ class Session:
         self.retention = RetentionEstimate(trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
-            self.options = options = replace(options, tier=opened.tier)  # not "auto"
+            self.options = options = complete_options(options, opened, device, state)
             machine, native = opened.machine, opened.native
             undoing.callback(native.close)
             self.memory: DeviceMemory = device_memory(device)
@@ -115,6 +116,9 @@ class Session:
             self.recorder = self.engine.recorder
             self.weights = Weights(
                 state, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
+            )
+            self.gradients = StreamedGradients(
+                state.parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes
             )
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
@@ -150,8 +154,8 @@ class Session:
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._replanner = Replanner(context, planner, self.plans)
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, machine.now), self.note_once)
-        self.has_hooks = False  # which can serve the model without graphs
-        self.leaves_graphs = False  # hooks have to serve it from its next call on
+        # Whether hooks can serve the model without graphs, and whether they have to from its next call on.
+        self.has_hooks, self.leaves_graphs = False, False
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned; hooks serve what it saves
         self._backwards = ActiveBackwards(name)
@@ -242,7 +246,7 @@ class Session:
 
     def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> None:
         """Plan a graph that was just captured, by itself, with the memory that is free now."""
-        merged = merge([lowered.program])
+        merged = self._with_streamed(merge([lowered.program]))
         known = self.plans.load_cached(merged.program)
         if known:
             graph.costs = known.costs
@@ -451,6 +455,7 @@ class Session:
         why = "something beside the model holds their memory, as a detached tensor or a numpy array does"
         try:
             left_bytes = self.weights.restore() + (self._optimizer_state.restore() if self._optimizer_state else 0)
+            self.gradients.restore()
         except torch.OutOfMemoryError as error:
             left_bytes = self.engine.host_copies.nbytes
             why = f"{self.device} has no room for them ({error})"
@@ -526,7 +531,8 @@ class Session:
         return True
 
     def _manage_weights(self) -> None:
-        self.memory.count(self.weights.manage())
+        weight_bytes = self.weights.manage()
+        self.memory.count(weight_bytes + (self.budget.count_all_state() if self._optimizer_state is not None else 0))
         if self._optimizer_state is not None:
             self._optimizer_state.run_in_chunks()
 
@@ -536,40 +542,60 @@ class Session:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state that is non-resident between steps."""
-        return self._optimizer_state.streamed_bytes if self._optimizer_state is not None else 0
+        """Bytes of optimizer state, and of gradients, that are non-resident between steps."""
+        state = self._optimizer_state
+        return state.streamed_bytes + state.gradient_bytes if state is not None else 0
+
+    def state_copied_bytes(self, step: PlannedStep | None) -> int:
+        """Return what an update after ``step``, and its backward, copy each way beside its plan."""
+        if self._optimizer_state is None or step is None:
+            return self.state_bytes
+        return self.state_bytes + trained_bytes(step.plan, step.merged.program)
 
     def _open_optimizer_state(self, optimizer: torch.optim.Optimizer | None) -> OptimizerState | None:
         if optimizer is None:
             return None
         if self.options.tier not in ("host", "disk"):
             raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{self.options.tier}'")
+        if self.device.type == "cpu" and self.options.weights == "auto":
+            why = "the tier has no room for them" if can_swap_weights(self.options) else "graphs of lmswap's own can"
+            self.note_once(f"parameters stay resident, and do not count: {why}")
         return OptimizerState(
             optimizer,
             self.engine.host_copies,
+            self.gradients,
             min_bytes=self.options.min_swap_bytes,
             budget_bytes=self.budget.nbytes,
         )
 
-    def _stream_state(self, program: Program, costs: OpCosts, seconds: float = math.inf) -> bool:
-        """Let more of the optimizer's state stream if that makes the step faster; whether it does.
+    def _stream_state(self, program: Program, costs: OpCosts, planned: PlannedStep | None = None) -> bool:
+        """Let more of the optimizer's state, and gradients, stream if the step is faster then; whether it is.
 
-        ``seconds`` are those of the step now; infinite if no plan fits.
+        ``planned`` is the step as it is now; None if no plan fits.
         """
         state = self._optimizer_state
         if state is None:
             return False
-        allowance = self.budget.allowance(program)
-        nbytes = streamed_bytes(
-            self.plans, state, program, costs, allowance, tier=self.options.tier, planned_seconds=seconds
+        split = best_split(
+            self.plans,
+            state,
+            program,
+            costs,
+            self.budget.allowance(program),
+            tier=self.options.tier,
+            planned=planned,
+            may_stream_gradients=self.options.compiler == "fx" and self.verified is None and not is_distributed(),
         )
-        if nbytes is None:
+        if split is None:
             return False
-        state.stream(nbytes)
+        state.stream(split.state_bytes)
+        if split.has_gradients:
+            state.stream_gradients()
         self.memory.trim()
         self.note_once(
-            f"optimizer state: {format_bytes(state.streamed_bytes)} of {format_bytes(state.nbytes)} are non-resident; "
-            f"each update copies them in and out, and takes {format_bytes(state.window_bytes)} for that"
+            f"optimizer state: {format_bytes(state.streamed_bytes)} of {format_bytes(state.nbytes)}"
+            f"{', and gradients,' * state.streams_gradients} are non-resident between updates; "
+            f"each copies them in and out, and takes {format_bytes(state.window_bytes())} for that"
         )
         return True
 
@@ -584,7 +610,7 @@ class Session:
 
     def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
         graphs = [self._graph(index) for index in indices]
-        merged = merge([graph.program for graph in graphs], backwards)
+        merged = self._with_streamed(merge([graph.program for graph in graphs], backwards))
         costs = merge_costs(merged, [graph.costs for graph in graphs])
         self._make(indices, merged, costs, self.plans.load_cached(merged.program))
 
@@ -602,9 +628,17 @@ class Session:
             except PlanInfeasible:
                 if not self.traces.evict_half() and not self._stream_state(merged.program, costs):
                     raise
-                continue
-            if not step.moves or not self._stream_state(merged.program, step.costs, step.plan.predicted_seconds):
-                return step
+            else:
+                if not step.moves or not self._stream_state(merged.program, step.costs, step):
+                    return step
+            if (streamed := self._with_streamed(merged)) != merged:
+                merged, known = streamed, self.plans.load_cached(streamed.program)
+
+    def _with_streamed(self, merged: MergedPrograms) -> MergedPrograms:
+        """Return ``merged`` without gradients that leave the step as soon as each is computed, if they stream."""
+        if not self.gradients.are_streamed:
+            return merged
+        return replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
 
     def programs(self) -> Iterator[Program]:
         """Yield the programs of all graphs that are not evicted."""

@@ -65,6 +65,7 @@ def snapshot(session: Session) -> Report:
         tier_reserve_seconds=tier.reserve_seconds,
         tier_resident_bytes=tier.peak_resident_bytes,
         state_bytes=session.state_bytes,
+        state_copied_bytes=session.state_copied_bytes(step),
         trace_bytes=session.traces.nbytes,
         num_traces=session.traces.num_kept,
         num_evicted_traces=session.traces.num_evicted,

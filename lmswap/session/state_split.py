@@ -1,10 +1,15 @@
-"""The part of an optimizer's state that streams: of some shares, that with which step and update take least."""
+"""The part of a training state that streams: of some splits, that with which step and update take least."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link
-from lmswap.ir.program import Program
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import BufferKind, Program
+from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
 from lmswap.session.optimizer_state import OptimizerState
 from lmswap.session.plan_store import StepPlans
@@ -13,7 +18,14 @@ _SHARES = (0.25, 0.5, 0.75, 1.0)
 _WORTH_STREAMING = 0.02  # of the step's seconds: less is within the error of predictions
 
 
-def streamed_bytes(
+class Split(NamedTuple):
+    """Bytes of optimizer state that stream, and whether gradients do."""
+
+    state_bytes: int
+    has_gradients: bool
+
+
+def best_split(
     plans: StepPlans,
     state: OptimizerState,
     program: Program,
@@ -21,9 +33,10 @@ def streamed_bytes(
     allowance: Allowance,
     *,
     tier: str,
-    planned_seconds: float,
-) -> int | None:
-    """Return the bytes of ``state`` to stream to ``tier``; None if more than now gain nothing.
+    planned: CachedPlan | None,
+    may_stream_gradients: bool,
+) -> Split | None:
+    """Return what of ``state`` and its gradients to stream to ``tier``; None if more than now gains nothing.
 
     An update is assumed in each step, and that its copies run beside each other, but not beside the step.
 
@@ -32,26 +45,61 @@ def streamed_bytes(
         state: of the optimizer.
         program: the step.
         costs: its costs.
-        allowance: what the step may occupy while ``state`` streams as now.
+        allowance: what the step may occupy while as much streams as now.
         tier: where it is between updates.
-        planned_seconds: of the step by its plan; infinite if none fits.
+        planned: the plan of the step; None if none fits.
+        may_stream_gradients: whether the gradients of the step can.
     """
-    best_bytes, best_seconds = None, planned_seconds
-    total_bytes, now_bytes = state.nbytes, state.streamed_bytes
-    window_bytes = 0 if state.runs_in_chunks else state.window_bytes
-    for nbytes in (int(share * total_bytes) for share in _SHARES):
-        more_bytes = nbytes - now_bytes
-        freed_bytes = min(more_bytes, allowance.trained.optimizer_bytes + allowance.trained.pending_optimizer_bytes)
-        freed_bytes -= window_bytes
-        if more_bytes <= 0 or freed_bytes <= 0:
+    best, best_seconds = None, float("inf")
+    if planned is not None:
+        link, plan = planned.machine.tier(tier).link, planned.plan
+        best_seconds = plan.predicted_seconds + _update_seconds(link, trained_bytes(plan, program))
+        best_seconds *= 1 - _WORTH_STREAMING
+    for split in _splits(state, may_stream_gradients=may_stream_gradients):
+        streams_more = split.has_gradients and not state.streams_gradients
+        step = program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if streams_more else program
+        freed_bytes = _freed_bytes(split, state, allowance)
+        if freed_bytes <= 0 and not streams_more:
             continue
-        found = plans.try_within(program, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
-        if found is None or nbytes + found.plan.tier_bytes.get(tier, 0) > found.machine.tier(tier).held_bytes:
+        found = plans.try_within(step, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
+        if found is None:
             continue
-        seconds = found.plan.predicted_seconds + _update_seconds(found.machine.tier(tier).link, more_bytes)
-        if seconds < best_seconds * (1 - _WORTH_STREAMING):
-            best_bytes, best_seconds = nbytes, seconds
-    return best_bytes
+        gradient_bytes = program.gradient_bytes * split.has_gradients
+        more_bytes = split.state_bytes - state.streamed_bytes + gradient_bytes * streams_more
+        target = found.machine.tier(tier)
+        if split.state_bytes + gradient_bytes + found.plan.tier_bytes.get(tier, 0) > target.held_bytes:
+            continue
+        seconds = found.plan.predicted_seconds
+        seconds += _update_seconds(target.link, more_bytes + trained_bytes(found.plan, step))
+        if seconds < best_seconds:
+            best, best_seconds = split, seconds
+    return best
+
+
+def _splits(state: OptimizerState, *, may_stream_gradients: bool) -> Iterator[Split]:
+    """Yield splits of which more streams than now: gradients after all state, as they cost a backward copies, too."""
+    total_bytes = state.nbytes
+    if not state.streams_gradients:
+        shares = (int(share * total_bytes) for share in _SHARES)
+        yield from (Split(nbytes, has_gradients=False) for nbytes in shares if nbytes > state.streamed_bytes)
+    if may_stream_gradients and not state.streams_gradients:
+        yield Split(total_bytes, has_gradients=True)
+
+
+def _freed_bytes(split: Split, state: OptimizerState, allowance: Allowance) -> int:
+    """Return the device memory that ``split`` frees outside of a step."""
+    held = allowance.trained
+    freed_bytes = min(split.state_bytes - state.streamed_bytes, held.optimizer_bytes + held.pending_optimizer_bytes)
+    now_bytes = state.window_bytes() if state.runs_in_chunks else 0
+    freed_bytes += now_bytes - state.window_bytes(streams_gradients=split.has_gradients)
+    return freed_bytes + split.has_gradients * held.gradient_bytes
+
+
+def trained_bytes(plan: Plan, program: Program) -> int:
+    """Return the bytes of weights that ``plan`` moves and the optimizer updates."""
+    trained = {parameter for parameter, _ in program.gradients}
+    moved = {swap.buffer for swap in plan.swaps} & trained
+    return sum(program.buffers[buffer].nbytes for buffer in moved if program.buffers[buffer].kind is BufferKind.WEIGHT)
 
 
 def _update_seconds(link: Link, nbytes: int) -> float:

@@ -519,15 +519,17 @@ TEST_P(HostCopies, give_mapped_pages_back_and_keep_their_bytes) {
     return -1;
   };
   constexpr int64_t kMappedBytes = 32 * kMiB;
-  const auto copies = make({kMappedBytes});
-  copies[0].write(make_bytes(kMappedBytes, 1));
   const int64_t before_bytes = resident_bytes();
-  engine_->trim_host_copies(tier());
-  if (tier() == "disk") {
-    EXPECT_LE(resident_bytes(), before_bytes - kMappedBytes / 2);
+  for (int round = 0; round < 2; ++round) {  // the thread that trims ends with the last copy
+    const auto copies = make({kMappedBytes});
+    copies[0].write(make_bytes(kMappedBytes, 1));
+    const auto is_trimmed = [&] { return resident_bytes() < before_bytes + kMappedBytes / 2; };
+    for (int tries = 0; tier() == "disk" && !is_trimmed() && tries < 10'000; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(tier() != "disk" || is_trimmed());
+    EXPECT_EQ(copies[0].bytes(), make_bytes(kMappedBytes, 1));
   }
-  EXPECT_EQ(copies[0].bytes(), make_bytes(kMappedBytes, 1));
-  EXPECT_ERROR(engine_->trim_host_copies("tape"), OptionError, "'tape' is not open");
 }
 
 TEST_P(HostCopies, refuse_what_is_only_for_swapped_blocks_and_the_reverse) {

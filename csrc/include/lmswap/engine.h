@@ -137,11 +137,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// @throws OptionError if the handle is none of a host copy
   int64_t fill_host_copy(int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
 
-  /// @brief Gives the kernel the pages of host copies that are mapped from files; their bytes stay in the page cache.
-  ///
-  /// To be called once per step. Pinned memory stays as it is.
-  void trim_host_copies(const std::string& tier);
-
   /// @brief Makes `stream` (on the host driver, the caller) wait until the bytes have left the device memory.
   /// @throws OptionError if the handle is that of a host copy
   /// @throws TransferError if the copy out failed

@@ -1,17 +1,22 @@
 #include "lmswap/tiers/mapped_file.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <list>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "lmswap/error.h"
+#include "lmswap/limits.h"
 
 namespace lmswap {
 namespace {
@@ -26,14 +31,50 @@ struct Mapping {
 struct Mappings {
   std::mutex mutex;
   std::list<Mapping> all;
+  bool are_trimmed = false;  // a thread bounds their resident pages
 };
+
+// What the caller may map by in-place access before it is trimmed, beside what it maps within an interval: a norm of
+// all gradients reads 12 GB/s. The intervals are those after a trim, and after none.
+constexpr uint64_t kMaxMappedBytes = 1 << 20;
+constexpr auto kBusyInterval = std::chrono::microseconds(200), kIdleInterval = std::chrono::microseconds(1000);
 
 Mappings& mappings() {
   static auto& found = *new Mappings;  // for files that outlive static objects
   return found;
 }
 
+// Resident pages of files; 0 if the system does not say.
+uint64_t file_pages(int statm) noexcept {
+  char text[128] = {};
+  if (pread(statm, text, sizeof text - 1, 0) <= 0) return 0;
+  char* next = text;
+  std::strtoull(next, &next, 10);  // mapped, then resident ones
+  std::strtoull(next, &next, 10);
+  return std::strtoull(next, nullptr, 10);
+}
+
+// Ends with the last mapping.
+void trim_while_mapped() noexcept {
+  const int statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  const uint64_t max_pages = kMaxMappedBytes / static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  uint64_t others = 0;  // pages that trimming leaves
+  for (bool is_over = false;; std::this_thread::sleep_for(is_over ? kBusyInterval : kIdleInterval)) {
+    is_over = file_pages(statm) > others + max_pages;
+    const std::lock_guard guard(mappings().mutex);
+    if (mappings().all.empty()) {
+      mappings().are_trimmed = false;
+      break;
+    }
+    if (!is_over) continue;
+    for (const Mapping& mapping : mappings().all) madvise(mapping.data, mapping.nbytes, MADV_DONTNEED);
+    others = file_pages(statm);
+  }
+  if (statm >= 0) close(statm);
+}
+
 void make_private() noexcept {
+  mappings().are_trimmed = false;  // the thread is the parent's
   for (const Mapping& mapping : mappings().all) {
     constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
     if (mmap(mapping.data, mapping.nbytes, PROT_READ | PROT_WRITE, kFlags, mapping.descriptor, 0) == MAP_FAILED) {
@@ -61,11 +102,23 @@ MappedFile::MappedFile(const SwapDirectory& directory, uint64_t nbytes, std::sha
   }
   data_ = static_cast<std::byte*>(mapped);
   made.front() = {mapped, nbytes, descriptor()};
-  const std::lock_guard guard(mappings().mutex);
-  mappings().all.splice(mappings().all.begin(), made);
+  bool are_trimmed = false;
+  {
+    const std::lock_guard guard(mappings().mutex);
+    mappings().all.splice(mappings().all.begin(), made);
+    are_trimmed = std::exchange(mappings().are_trimmed, true);
+  }
+  try {
+    if (!are_trimmed) start_thread<TierError>("a thread that trims mapped pages", trim_while_mapped).detach();
+  } catch (...) {
+    unmap();
+    throw;
+  }
 }
 
-MappedFile::~MappedFile() {
+MappedFile::~MappedFile() { unmap(); }
+
+void MappedFile::unmap() noexcept {
   std::list<Mapping> removed;
   {
     const std::lock_guard guard(mappings().mutex);
@@ -75,9 +128,6 @@ MappedFile::~MappedFile() {
     munmap(data_, this->nbytes());  // while no fork would map it again
   }
 }
-
-// The bytes stay in the page cache. Locked memory (mlockall) is refused, and stays mapped.
-void MappedFile::trim() noexcept { madvise(data_, nbytes(), MADV_DONTNEED); }
 
 void MappedFile::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch) {
   write_file(offset, source, nbytes);

@@ -97,14 +97,6 @@ std::vector<uint64_t> Tier::slab_sizes(const std::vector<uint64_t>& sizes) const
   return slabs;
 }
 
-std::vector<std::shared_ptr<Storage>> Tier::addressable() const {
-  std::vector<std::shared_ptr<Storage>> storages;
-  for (const Slab& slab : slabs_) {
-    if (slab.is_addressable) storages.push_back(slab.storage);
-  }
-  return storages;
-}
-
 void Tier::extend_slab(uint64_t more_bytes, std::unique_lock<std::mutex>& lock) {
   Slab& slab = slabs_.front();
   const uint64_t nbytes = slab.arena.capacity_bytes() + more_bytes;

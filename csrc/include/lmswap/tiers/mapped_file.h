@@ -10,6 +10,9 @@ namespace lmswap {
 
 /// @brief An unnamed file that is mapped: bytes are accessed through the page cache, in place or by requests.
 ///
+/// Pages that in-place access has mapped are given back to the kernel soon, and stay in the page cache: the process has
+/// few MiB of all such files resident at a time. Locked memory (mlockall) stays mapped.
+///
 /// Not by direct I/O, which is not coherent with mappings. In a forked child the mapping is private, as other memory
 /// is: what it writes is not seen here, and it keeps the bytes that are freed here. Of pages that it has not written
 /// yet, it sees what is written here.
@@ -20,12 +23,13 @@ class MappedFile final : public SwapFile {
   ~MappedFile() override;
 
   [[nodiscard]] std::byte* data() const override { return data_; }
-  void trim() noexcept override;
 
   void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) override;
   void read(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) override;
 
  private:
+  void unmap() noexcept;
+
   std::byte* data_;
 };
 

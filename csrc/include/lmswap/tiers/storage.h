@@ -30,9 +30,6 @@ class Storage {
   /// @brief Blocks until nothing that the caller has queued accesses the bytes in place. Errors are ignored.
   virtual void wait_for_kernels() noexcept {}
 
-  /// @brief Gives the kernel what the process has mapped of bytes that lie elsewhere too.
-  virtual void trim() noexcept {}
-
   /// @brief Reads bytes into host memory; blocks. Nothing may write them meanwhile.
   /// @param target page-aligned memory of `Driver::allocate_host`, with room for whole pages
   /// @throws DriverError, TransferError if the bytes cannot be read

@@ -70,9 +70,6 @@ class Tier {
   /// @throws TierError if the limit or the system forbids it; nothing is allocated then
   std::vector<Block> take_together(const std::vector<uint64_t>& sizes, std::unique_lock<std::mutex>& lock);
 
-  /// @return the slabs of `take_together`
-  [[nodiscard]] std::vector<std::shared_ptr<Storage>> addressable() const;
-
   using Storages = std::vector<std::shared_ptr<Storage>>;
 
   /// @brief Frees a block.

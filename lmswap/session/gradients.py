@@ -1,0 +1,160 @@
+"""Gradients that are non-resident between the backward that computes them and the update that reads them.
+
+A backward runs in parts; between two of them autograd accumulates the gradients of the first::
+
+    compute     part 1        part 2                  part 3
+    copied in   earlier of 1  earlier of 2            earlier of 3      to be added to, if there are any
+    copied out                gradients of 1          gradients of 2
+
+No code of the caller runs within a part, so that it finds each gradient in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from lmswap.runtime.host_copies import Fetched, HostCopies
+from lmswap.runtime.partial_backward import part_bytes
+from lmswap.runtime.storage import has_plain_storage
+from lmswap.session.training_state import NamedTensors
+from lmswap.torch_compat.autograd import queue_callback
+from lmswap.torch_compat.tensors import storage_id, storage_use_count, tensor_use_count
+
+_OWN_USES = 2  # C++ owners of a gradient and of its storage: the parameter or the tensor, and the Python object
+
+
+class StreamedGradients:
+    """The gradients of one model's parameters, which stay on the device until `stream` is called."""
+
+    def __init__(self, parameters: NamedTensors, host_copies: HostCopies, *, min_bytes: int) -> None:
+        """Gradients whose storages have ``min_bytes`` stream."""
+        self._parameters, self._host_copies, self._min_bytes = parameters, host_copies, min_bytes
+        self._fetched: dict[str, Fetched] = {}  # resident, with host copies that are kept for them
+        self._spares: dict[str, torch.UntypedStorage] = {}  # whose host copies later gradients take over
+        self.are_streamed = False
+
+    def stream(self) -> None:
+        """Move gradients to host copies from now on."""
+        self.are_streamed = True
+        self._move_out(self._parameters())
+
+    def restore(self) -> None:
+        """Make all of them resident, and keep later ones on the device.
+
+        Raises:
+            TransferError: a copy failed.
+        """
+        self.are_streamed = False
+        self._settle()
+        self._spares.clear()
+        for parameter in self._parameters().values():
+            if (storage := self._storage(parameter)) is not None:
+                self._host_copies.move_in(storage)
+
+    def of_backward(self, parts: Sequence[Sequence[str]]) -> BackwardGradients:
+        """Return what streams the gradients of a backward that begins.
+
+        Args:
+            parts: by part of the backward, the names of the parameters whose gradients it completes.
+        """
+        self._settle()
+        return BackwardGradients(self, self._parameters(), parts)
+
+    def start_leaving(self, parameters: Mapping[str, Tensor]) -> list[str]:
+        """Start to copy out the gradients of ``parameters`` that are resident; return the names, for `finish`."""
+        leaving: list[str] = []
+        for name, parameter in parameters.items():
+            storage = self._storage(parameter)
+            if storage is None or self._host_copies.find(storage) is not None or _is_held_elsewhere(parameter, storage):
+                continue
+            known = self._fetched.get(name)
+            if known is None or storage_id(known.storage) != storage_id(storage):
+                self._fetched[name] = self._host_copies.prepare_move_out(storage, self._spares.pop(name, None))
+            self._host_copies.start_write_back(self._fetched[name])
+            leaving.append(name)
+        return leaving
+
+    def start_coming(self, parameters: Mapping[str, Tensor]) -> list[str]:
+        """Start to copy in the gradients of ``parameters`` that are non-resident; return the names, for `finish`."""
+        coming: list[str] = []
+        for name, parameter in parameters.items():
+            storage = self._storage(parameter)
+            if storage is not None and (fetched := self._host_copies.prepare_fetch(storage)) is not None:
+                self._fetched[name] = fetched
+                self._host_copies.start_fetch(fetched)
+                coming.append(name)
+        return coming
+
+    def finish(self, leaving: Iterable[str], coming: Iterable[str] = ()) -> None:
+        """Make the current stream wait for copies that were started.
+
+        Raises:
+            TransferError: a copy failed; that gradient stays where it was.
+        """
+        for name in coming:
+            self._host_copies.finish_fetch(self._fetched[name])
+        for name in leaving:
+            fetched = self._fetched[name]
+            self._host_copies.finish_write_back(fetched)
+            self._spares[name] = fetched.storage
+            del self._fetched[name]
+
+    def _move_out(self, parameters: Mapping[str, Tensor]) -> None:
+        self.finish(self.start_leaving(parameters))
+
+    def _settle(self) -> None:
+        """Make what an interrupted backward has left resident non-resident, or forget it if it was dropped."""
+        for name, fetched in [*self._fetched.items()]:
+            self._host_copies.settle(fetched)
+            del self._fetched[name]
+
+    def _storage(self, parameter: Tensor) -> torch.UntypedStorage | None:
+        """Return the storage of its gradient, if that can stream."""
+        gradient = parameter.grad
+        if gradient is None or not has_plain_storage(gradient) or gradient.device != self._host_copies.device:
+            return None
+        storage = gradient.untyped_storage()
+        return storage if storage.nbytes() >= self._min_bytes else None
+
+
+class BackwardGradients:
+    """The gradients of one backward."""
+
+    def __init__(
+        self, gradients: StreamedGradients, parameters: Mapping[str, Tensor], parts: Sequence[Sequence[str]]
+    ) -> None:
+        self._gradients, self._parameters, self._parts = gradients, parameters, iter(parts)
+        self._computed: dict[str, Tensor] = {}  # by the part before
+        queue_callback(self._end)
+
+    @contextmanager
+    def around_part(self) -> Iterator[None]:
+        """Copy gradients while the next part runs: out those of the part before, in those that it adds to."""
+        leaving = self._gradients.start_leaving(self._computed)
+        self._computed = {name: self._parameters[name] for name in next(self._parts) if name in self._parameters}
+        coming = self._gradients.start_coming(self._computed)
+        yield
+        self._gradients.finish(leaving, coming)
+
+    def _end(self) -> None:
+        self._gradients._move_out(self._parameters)
+
+
+def window_bytes(sizes: Sequence[int]) -> int:
+    """Return what streaming takes of device memory, for gradients of these bytes.
+
+    Of three parts: those copied out, those computed and those that these are added to.
+    """
+    return 3 * (part_bytes(sum(sizes)) + max(sizes, default=0))
+
+
+def _is_held_elsewhere(parameter: Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether something beside ``parameter`` owns its gradient or the memory, as buckets of all-reduces do."""
+    gradient = parameter.grad
+    assert gradient is not None
+    is_owned = storage_use_count(storage_id(storage)) > _OWN_USES
+    return is_owned or storage.is_shared() or tensor_use_count(gradient) > _OWN_USES

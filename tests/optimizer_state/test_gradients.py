@@ -1,0 +1,221 @@
+"""Gradients are non-resident from their computation to the update, and results are those of plain torch."""
+
+import functools
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import TransferError
+from lmswap.hardware.measure import describe_machine
+from lmswap.runtime import _C
+from tests.optimizer_state.test_streaming import LAYERS, WIDTH, all_tensors, made, same
+from tests.optimizer_state.test_trained_weights import enabled
+from tests.training import session_of
+
+
+def streaming(model, optimizer):
+    enabled(model, optimizer)
+    state = session_of(model)._optimizer_state
+    state.stream(state.nbytes)
+    state.stream_gradients()
+
+
+def non_resident_gradients(model):
+    find = session_of(model).engine.host_copies.find
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [each for each in gradients if find(each.untyped_storage()) is not None]
+
+
+def train(model, optimizer, steps=4, *, backwards=1, set_to_none=True, before_update=lambda: None):
+    """Return losses, and gradients as they are before each update."""
+    seen = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        for _ in range(backwards):
+            loss = model(torch.randn(4, WIDTH))
+            loss.backward()
+            seen.append(loss.detach())
+        before_update()
+        seen += [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+    return seen
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("backwards", [1, 3])
+@pytest.mark.parametrize("name", ["adamw", "sgd foreach", "adam fused"])
+def test_accumulated_gradients_have_plain_bits(name, backwards, set_to_none):
+    given = {"backwards": backwards, "set_to_none": set_to_none}
+    plain, plain_optimizer = made(name)
+    expected = train(plain, plain_optimizer, **given)
+    model, optimizer = made(name)
+    streaming(model, optimizer)
+    found = train(model, optimizer, **given, before_update=lambda: counts.append(len(non_resident_gradients(model))))
+    assert same(found, expected)
+    assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
+    assert counts == [LAYERS] * 4
+    lmswap.disable(model)
+    assert same(train(model, optimizer, 1, **given), train(plain, plain_optimizer, 1, **given))
+
+
+counts: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_counts():
+    counts.clear()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01),
+        lambda model: [each.grad.data.mul_(0.5) for each in model.parameters() if each.grad is not None],
+        lambda model: setattr(model.layers[2].weight, "grad", torch.ones(WIDTH, WIDTH)),
+        lambda model: setattr(model.layers[2].weight, "grad", None),
+        lambda model: setattr(model.layers[0].weight, "grad", model.layers[2].weight.grad),
+    ],
+)
+def test_gradients_can_be_changed_before_the_update(change):
+    def trained(enable):
+        model, optimizer = made()
+        if enable:
+            streaming(model, optimizer)
+        seen = train(model, optimizer, backwards=2, before_update=lambda: change(model))
+        return [*seen, *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
+def clamp(parameter):
+    parameter.grad.data.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_hooks_on_gradients_find_each_in_one_place(hook):
+    def trained(enable):
+        model, optimizer = made()
+        for parameter in model.parameters():
+            if hook == "before":
+                parameter.register_hook(lambda gradient: gradient * 2)
+            else:
+                parameter.register_post_accumulate_grad_hook(clamp)
+        if enable:
+            streaming(model, optimizer)
+        return [*train(model, optimizer, backwards=2), *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
+def test_a_scaler_that_skips_steps():
+    def trained(enable):
+        model, optimizer = made("adam fused")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)
+        if enable:
+            streaming(model, optimizer)
+        for step in range(5):
+            torch.manual_seed(step)
+            scaler.scale(model(torch.randn(4, WIDTH)) * (float("inf") if step == 2 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return all_tensors(model, optimizer)
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
+def test_gradients_of_some_inputs_only():
+    def trained(enable):
+        model, optimizer = made()
+        if enable:
+            streaming(model, optimizer)
+        seen = train(model, optimizer, 2)
+        weights = [model.layers[0].weight, model.layers[4].weight]
+        seen += torch.autograd.grad(model(torch.ones(4, WIDTH)), weights)
+        model(torch.ones(4, WIDTH)).backward(inputs=weights)
+        seen += [each.grad.clone() for each in weights]
+        optimizer.zero_grad()
+        return [*seen, *train(model, optimizer, 2), *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
+def test_a_gradient_that_is_held_elsewhere_stays_where_it_is():
+    plain, plain_optimizer = made()
+    model, optimizer = made()
+    streaming(model, optimizer)
+    held = []
+    for trained, own in ((model, optimizer), (plain, plain_optimizer)):
+        weight = trained.layers[2].weight
+        hook = weight.register_post_accumulate_grad_hook(lambda each: held.append(each.grad.numpy()))
+        train(trained, own, 1)
+        hook.remove()
+        train(trained, own, 2)
+    assert (held[0] == held[1]).all()
+    assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
+
+
+def test_later_gradients_take_over_host_copies(monkeypatch):
+    model, optimizer = made()
+    streaming(model, optimizer)
+    train(model, optimizer, 2)
+    made_blocks = []
+    host_copies = session_of(model).engine.host_copies
+    make = host_copies._make
+    monkeypatch.setattr(host_copies, "_make", lambda storages: made_blocks.extend(storages) or make(storages))
+    train(model, optimizer, 2)
+    assert not made_blocks
+
+
+def test_disabling_frees_host_copies_of_gradients(no_garbage):
+    model, optimizer = made()
+    streaming(model, optimizer)
+    train(model, optimizer, 2)
+    model(torch.ones(4, WIDTH)).backward()
+    kept = [each.grad for each in model.parameters() if each.grad is not None]
+    expected = [each.clone() for each in kept]
+    assert len(non_resident_gradients(model)) == LAYERS
+    find = session_of(model).engine.host_copies.find
+    lmswap.disable(model)
+    gc.collect()
+    assert not any(find(each.untyped_storage()) for each in kept)
+    assert same(kept, expected)
+
+
+@pytest.mark.cpu_only("faults of a disk")
+@pytest.mark.parametrize("fault", ["write@33=fail", "write@36=fail", "read@34=fail", "read@41=fail"])
+def test_a_copy_that_fails_loses_no_gradient(fault, monkeypatch):
+    """Each is that before the backward, or that after it, and the step can be taken again."""
+    describe_machine(torch.device("cpu"), "disk")  # measured while the disk is sound
+    monkeypatch.setattr("lmswap.session.engine_setup._C.Engine", functools.partial(_C.Engine, faults=fault))
+    plain, plain_optimizer = made("sgd")
+    model, optimizer = made("sgd")
+    streaming(model, optimizer)
+    before, after, failed = gradients(plain), [], None
+    for step in range(20):
+        torch.manual_seed(step // 2)
+        inputs = torch.randn(4, WIDTH)
+        before = [each.clone() for each in gradients(plain)]
+        plain(inputs).backward()
+        after = gradients(plain)
+        try:
+            model(inputs).backward()
+        except TransferError as error:
+            failed = error
+            break
+    assert failed is not None
+    for found, old, new in zip(gradients(model), before or [None] * len(after), after, strict=True):
+        assert torch.equal(found, new) or (old is not None and torch.equal(found, old))
+    optimizer.zero_grad()
+    plain_optimizer.zero_grad()
+    assert same(train(model, optimizer), train(plain, plain_optimizer))
+    assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
+
+
+def gradients(model):
+    return [each.grad for each in model.parameters() if each.grad is not None]
