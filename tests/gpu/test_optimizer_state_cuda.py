@@ -6,6 +6,7 @@ from torch import nn
 
 import lmswap
 from tests.optimizer_state.test_streaming import non_resident, same
+from tests.training import session_of
 
 MIB = 2**20
 pytestmark = [
@@ -69,3 +70,41 @@ def test_state_that_does_not_fit_streams_within_the_budget():
     assert report.highest_peak_bytes <= budget_bytes
     lmswap.disable(model)
     assert same([parameter.cpu() for parameter in model.parameters()], expected_after[2:])
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_a_training_state_larger_than_the_card_streams_within_the_budget(backwards):
+    def trained(enable):
+        torch.manual_seed(0)
+        layers = (layer for _ in range(48) for layer in (nn.Linear(512, 512), nn.Tanh()))
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        enable(model, optimizer)
+        seen = []
+        for step in range(5):
+            for number in range(backwards):
+                torch.manual_seed(backwards * step + number)
+                loss = model(torch.randn(64, 512, device="cuda")).square().mean()
+                loss.backward()
+                seen.append(loss.detach().cpu())
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step != 3)
+        state = [value.cpu() for values in optimizer.state.values() for value in values.values()]
+        return model, optimizer, [*seen, *(parameter.detach().cpu() for parameter in model.parameters()), *state]
+
+    expected = trained(lambda model, _: model.cuda())[2]
+    torch.cuda.empty_cache()
+    budget_bytes = torch.cuda.memory_reserved() + 128 * MIB  # of 192
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.set_per_process_memory_fraction(1.02 * budget_bytes / torch.cuda.mem_get_info()[1])
+    try:
+        model, optimizer, found = trained(
+            lambda model, optimizer: lmswap.enable(model, budget_bytes, device="cuda", optimizer=optimizer)
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert same(found, expected)
+    assert torch.cuda.max_memory_reserved() <= budget_bytes
+    find = session_of(model).engine.host_copies.find
+    assert all(find(value.untyped_storage()) for value in optimizer.state[model[0].weight].values() if value.ndim)
