@@ -20,7 +20,7 @@ from lmswap.call_monitor import UNCALLED_MODELS
 from lmswap.capture.dry_run import capture_step
 from lmswap.capture.specialize import has_dynamic_sizes, specialize
 from lmswap.dispatch import ModelCall
-from lmswap.errors import OptionError, UntestedTorch, without_path
+from lmswap.errors import NotManaged, OptionError, UntestedTorch, without_path
 from lmswap.hardware.device import default_device
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
@@ -41,6 +41,7 @@ from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.runtime.ops import find_engine
 from lmswap.session.diagnostics import warn
+from lmswap.session.optimizer_trial import why_updates_are_whole
 from lmswap.session.out_of_memory import explain_out_of_memory
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
@@ -135,7 +136,8 @@ def enable(
             ``min_swap_bytes`` go to host memory that the device reads, and ``weights`` is "swap".
         optimizer: where a step does not fit otherwise, or is faster so, state of this optimizer, its parameters and
             their gradients are non-resident between its steps; each copies them in and out, a few parameters at a time.
-            Its update must give the same bits parameter by parameter, which is tried on small copies; LBFGS is refused.
+            Where an update does not give the same bits parameter by parameter, which is tried on small copies, all
+            stay resident, with a warning (LBFGS).
         **unknown: refused; the error suggests the option that may have been meant.
 
     Returns:
@@ -179,8 +181,11 @@ def enable(
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
     check_has_values(model)
-    if optimizer is not None:
-        check_optimizer(optimizer, parameters, type(model).__name__)
+    check_optimizer(optimizer, parameters, type(model).__name__)
+    whole = why_updates_are_whole(optimizer) if optimizer is not None else None
+    if whole is not None:
+        warn(whole, NotManaged)
+        optimizer = None
     lies_on = one_device([*parameters, *model.buffers()])
     target = target_device(device, lies_on, options)
     if target != lies_on:
@@ -199,6 +204,7 @@ def enable(
         except BaseException:
             session.close()
             raise
+    session.notes.extend(filter(None, [whole]))
     _guard_compile()
     if (given := compiled_call(model)) is not None:
         session.notes.append(

@@ -83,6 +83,8 @@ def check_has_values(model: nn.Module) -> None:
 
 def check_optimizer(optimizer: object, parameters: Sequence[nn.Parameter], name: str) -> None:
     """Raise OptionError if ``optimizer`` is none of torch's, or trains none of ``parameters`` of model ``name``."""
+    if optimizer is None:
+        return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(
             f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}; one that wraps a torch "

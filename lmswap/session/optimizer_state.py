@@ -20,7 +20,6 @@ from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.gradients import StreamedGradients, window_bytes
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
-from lmswap.session.optimizer_trial import check_updates_in_parts
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id, version_of
 
@@ -53,10 +52,8 @@ class OptimizerState:
     ) -> None:
         """Tensors of ``min_bytes`` stream; ``gradients`` are those of the parameters.
 
-        Raises:
-            OptionError: parts of the parameters cannot be updated one after the other.
+        Updates of its parameters in parts must have the bits of whole ones.
         """
-        check_updates_in_parts(optimizer)
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
         self._gradients = gradients
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
@@ -97,16 +94,17 @@ class OptimizerState:
         """Whether gradients are non-resident until updates fetch them."""
         return self._gradients.are_streamed
 
-    def window_bytes(self, *, streams_gradients: bool = False) -> int:
+    def window_bytes(self, *, streams: bool = False, streams_gradients: bool = False) -> int:
         """Return what an update in chunks takes, beside what is resident, or a backward whose gradients stream.
 
         An update takes three chunks, one being copied out, one updated and one copied in, and its temporaries.
 
         Args:
-            streams_gradients: also if they do not yet.
+            streams: as if state streamed.
+            streams_gradients: as if gradients did.
         """
         streams_gradients |= self.streams_gradients
-        if not (streams_gradients or self._needs_chunks()):
+        if not (streams or streams_gradients or self._needs_chunks()):
             return 0
         sizes, groups = self._copied_bytes(streams_gradients=streams_gradients), self.optimizer.param_groups
         chunks = [*self._chunks([group["params"] for group in groups], sizes)]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmswap.errors import OptionError
 from lmswap.torch_compat.optimizers import update_of
 
 _MAX_PARAMETERS, _MAX_SIZE = 3, 8  # of a group's copies, and of their dimensions
@@ -17,27 +16,24 @@ _MAX_PARAMETERS, _MAX_SIZE = 3, 8  # of a group's copies, and of their dimension
 _SCALES = (1.0, 1e-4, 1e4, 1.0)
 
 
-def check_updates_in_parts(optimizer: Optimizer) -> None:
-    """Raise OptionError if updates of ``optimizer`` in parts have other bits than whole ones, or cannot be tried.
+def why_updates_are_whole(optimizer: Optimizer) -> str | None:
+    """Return a sentence if updates of ``optimizer`` in parts have other bits than whole ones, or cannot be tried.
 
     Small copies of its parameters take some steps with its settings, once whole, once parameter by parameter.
     """
-    name = type(optimizer).__name__
     devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
     on_gpus = [device for device in devices if device.type == "cuda"]
     with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(on_gpus):
         try:
             is_same = all(map(torch.equal, _trained(optimizer, _whole), _trained(optimizer, _one_by_one)))
         except Exception as error:  # of any package: it needs more than groups to be made, closures, sparse gradients
-            raise OptionError(
-                f"optimizer={name}: its state cannot stream, as small copies of its parameters could not be updated to "
-                f"try that ({type(error).__name__}: {error}); leave it out"
-            ) from error
-    if not is_same:
-        raise OptionError(
-            f"optimizer={name}: its state cannot stream, as updates of small copies of its parameters, one after the "
-            "other, had other bits than updates of all at once; leave it out"
-        )
+            why = f"small copies of its parameters could not be updated to try it ({type(error).__name__}: {error})"
+        else:
+            why = "small copies of its parameters, updated one after the other, had other bits than updated at once"
+            if is_same:
+                return None
+    name = type(optimizer).__name__
+    return f"optimizer={name}: its state, and what it updates, stay resident: {why}"
 
 
 def _whole(optimizer: Optimizer) -> None:

@@ -87,7 +87,7 @@ class Session:
         """Open the engine and its tier; ``state`` is the model's.
 
         Raises:
-            OptionError: the budget or the tier is not available on ``device``, or the optimizer's state cannot stream.
+            OptionError: the budget or the tier is not available on ``device``.
             TierError: the tier's memory or directory cannot be used.
             PlanMismatch: the plan file cannot be followed.
         """

@@ -91,7 +91,7 @@ def _freed_bytes(split: Split, state: OptimizerState, allowance: Allowance) -> i
     held = allowance.trained
     freed_bytes = min(split.state_bytes - state.streamed_bytes, held.optimizer_bytes + held.pending_optimizer_bytes)
     now_bytes = state.window_bytes() if state.runs_in_chunks else 0
-    freed_bytes += now_bytes - state.window_bytes(streams_gradients=split.has_gradients)
+    freed_bytes += now_bytes - state.window_bytes(streams=True, streams_gradients=split.has_gradients)
     return freed_bytes + split.has_gradients * held.gradient_bytes
 
 
