@@ -11,7 +11,7 @@ import cattrs
 from benchmarks.unet3d.network import Head
 from benchmarks.unet3d.recipe import Dtype
 
-Kind = Literal["plain", "unswapped", "swapped"]
+Kind = Literal["plain", "unswapped", "swapped", "swapped-only"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,16 @@ class Configuration:
 
     @property
     def kind(self) -> Kind:
-        """Which of the three ways to run a size this is."""
-        return "plain" if self.policy is None else "unswapped" if self.policy == "none" else "swapped"
+        """Which of the four ways to run a size this is; "swapped-only" recomputes nothing."""
+        match self.policy:
+            case None:
+                return "plain"
+            case "none":
+                return "unswapped"
+            case "swap":
+                return "swapped-only"
+            case _:
+                return "swapped"
 
     @property
     def name(self) -> str:

@@ -97,7 +97,7 @@ def _table(study: Study) -> Table:
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    swapping = run.swapping if run.configuration.kind == "swapped" else None
+    swapping = run.swapping if run.configuration.budget_bytes is not None else None
     return (
         run.configuration.name,
         *map(_gib, (run.configuration.budget_bytes, run.peak_bytes, run.tensor_peak_bytes)),

@@ -16,9 +16,9 @@ from benchmarks.unet3d.commands.arguments import size
 from benchmarks.unet3d.console import ProgressView, print_study
 from benchmarks.unet3d.ending import run_to_end
 from benchmarks.unet3d.fitting import compute_threads, demo_seconds, fitting_pair, trial_seconds
-from benchmarks.unet3d.plot import plot_step
+from benchmarks.unet3d.plot import drawn_runs, plot_step
 from benchmarks.unet3d.study import Settings, compare
-from benchmarks.unet3d.verdict import judge
+from benchmarks.unet3d.verdict import judge, judge_copies
 from lmswap.hardware.device import default_device
 from lmswap.reporting.text import format_seconds
 
@@ -42,15 +42,16 @@ def _run(sizes: Sequence[str], console: Console) -> int:
     small, large = _asked(sizes) if sizes else GPU_SIZES if threads is None else _fitting_pair(console, threads)
     console.print(
         f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {small}³ trains plainly and sets the budget; {large}³, "
-        f"{(large / small) ** 3:.2f} × the voxels, then trains plainly, swapped within that budget, and in the same "
-        f"graphs unswapped{_spared_core(threads)}.",
+        f"{(large / small) ** 3:.2f} × the voxels, then trains plainly; within that budget by the fastest plan, "
+        "which may recompute instead (swapped), and by copies alone (swapped-only); and in the same graphs unswapped"
+        f"{_spared_core(threads)}.",
         highlight=False,
     )
     settings = Settings(
         sizes=(small, large),
         steps=STEPS,
         budget_bytes=None,
-        policy="auto",
+        policies=("auto", "swap"),
         head="conv",
         dtype="fp32",
         seed=0,
@@ -62,10 +63,11 @@ def _run(sizes: Sequence[str], console: Console) -> int:
     with ProgressView(console) as view:
         study = compare(settings, view.on_event, command=command)
     study.write(FOLDER / "results.json")
-    verdicts = judge(study)
+    only = study.find(large, "swapped-only")
+    verdicts = [*judge(study), *([judge_copies(only)] if only is not None else [])]
     print_study(console, study, verdicts)
     written = [FOLDER / "results.json"]
-    if study.find(large, "plain") or study.find(large, "swapped"):
+    if drawn_runs(study, large):
         written.append(FOLDER / "memory.png")
         plot_step(study, large, written[-1])
     console.print(f"\nWritten: {', '.join(map(str, written))}", highlight=False)

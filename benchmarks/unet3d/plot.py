@@ -22,18 +22,20 @@ _MEMORY, _EXCESS, _INK, _FAINT = "#0072b2", "#cc79a7", "#22272b", "#c3c8cd"
 
 
 def plot_step(study: Study, size: int, path: Path) -> None:
-    """Draws the last step of the plain and the swapped run of ``size`` on one scale; a run that failed is left out.
+    """Draws the last step of the plain and the swapped runs of ``size`` on one scale; a run that failed is left out.
+
+    The copies are those of the last of them.
 
     Raises:
-        ValueError: neither run finished.
+        ValueError: none of these runs finished.
     """
-    plain, swapped = study.find(size, "plain"), study.find(size, "swapped")
-    runs = [run for run in (plain, swapped) if run is not None]
+    runs = drawn_runs(study, size)
+    swapped = _budgeted(runs)
     if not runs:
         raise ValueError(f"no run of {size}³ finished, so there is nothing to draw")
     with matplotlib.rc_context({"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK}):
-        figure = Figure(figsize=(10.5, 1.2 + 2.6 * len(runs) + 1.1 * (swapped is not None)), layout="constrained")
-        ratios = [2.6] * len(runs) + [0.9] * (swapped is not None)
+        figure = Figure(figsize=(10.5, 1.2 + 2.6 * len(runs) + 1.1 * bool(swapped)), layout="constrained")
+        ratios = [2.6] * len(runs) + [0.9] * bool(swapped)
         axes = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
         figure.suptitle(_title(study, size), x=0.01, ha="left", fontsize=13, fontweight="bold")
         top = 1.18 * max([study.budget_bytes or 0, *(run.peak_bytes for run in runs)]) / GIB
@@ -43,21 +45,30 @@ def plot_step(study: Study, size: int, path: Path) -> None:
             _draw_memory(axis, run, top)
             if study.budget_bytes is not None:
                 _draw_budget(axis, run, study.budget_bytes / GIB, end)
-        if swapped is not None:
-            _draw_lanes(axes[-1], swapped)
+        if swapped:
+            _draw_lanes(axes[-1], swapped[-1])
         axes[-1].set_xlabel("seconds from the start of the step")
         figure.text(0.01, -0.02, _footnote(study, runs[0]), fontsize=8, color="#5b646c", va="top")
         figure.savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.15)
 
 
+def drawn_runs(study: Study, size: int) -> list[Run]:
+    """Return the runs of ``size`` that `plot_step` draws."""
+    return [run for run in study.runs if run.configuration.size == size and run.configuration.kind != "unswapped"]
+
+
+def _budgeted(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.configuration.budget_bytes is not None]
+
+
 def _title(study: Study, size: int) -> str:
-    first, swapped = study.runs[0], study.find(size, "swapped")
+    first, swapped = study.runs[0], _budgeted(drawn_runs(study, size))
     where = f" on {study.gpu}" if study.gpu else ""
     if study.budget_bytes != first.peak_bytes or first.configuration.size == size:
         return f"One training step at {size}³{where}"
     small = first.configuration.size
     factor = f"One training step at {size}³{where}, {(size / small) ** 3:.2f} × the voxels"
-    is_within = swapped is not None and swapped.peak_bytes <= study.budget_bytes
+    is_within = swapped and all(run.peak_bytes <= study.budget_bytes for run in swapped)
     return f"{factor}, in the memory of {small}³" if is_within else f"{factor} of {small}³"
 
 

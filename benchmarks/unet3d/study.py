@@ -35,7 +35,7 @@ class Settings:
     sizes: tuple[int, ...]
     steps: int
     budget_bytes: int | None
-    policy: str
+    policies: tuple[str, ...]  # of the runs within the budget
     head: Head
     dtype: Literal["fp32", "bf16"]
     seed: int
@@ -89,7 +89,7 @@ class Study:
 
 
 def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
-    """Trains each size plainly, and under the budget swapped and, in the same graphs, unswapped.
+    """Trains each size plainly, under the budget by each policy, and in the same graphs unswapped.
 
     Where the first size sets the budget it is trained plainly only; should that fail, nothing else is tried. Any other
     run that fails is kept as a failure, and the rest goes on. The runs of a size take their steps in turn where
@@ -144,13 +144,15 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
         if budget_bytes is None:  # what would have set it failed
             break
         plain = configuration(size, None)
-        budgeted = configuration(size, settings.policy, budget_bytes), configuration(size, "none")
+        budgeted = [configuration(size, policy, budget_bytes) for policy in settings.policies]
+        budgeted_bytes = budget_bytes * len(budgeted)
+        in_graphs = *budgeted, configuration(size, "none")
         if voxel_bytes == math.inf:
             alone = attempt(plain)
             voxel_bytes = alone.peak_bytes / size**3 if alone is not None else math.inf
-            attempt(*budgeted, needed_bytes=budget_bytes + voxel_bytes * size**3)  # unswapped takes about as much
+            attempt(*in_graphs, needed_bytes=budgeted_bytes + voxel_bytes * size**3)  # unswapped takes about as much
         else:
-            attempt(plain, *budgeted, needed_bytes=budget_bytes + 2 * voxel_bytes * size**3)
+            attempt(plain, *in_graphs, needed_bytes=budgeted_bytes + 2 * voxel_bytes * size**3)
     return Study(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

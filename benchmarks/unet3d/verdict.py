@@ -1,4 +1,4 @@
-"""Verdicts of a comparison, one sentence each: budget kept, results bitwise identical, cost."""
+"""Verdicts of a comparison, one sentence each: budget kept, results bitwise identical, cost, copies hidden."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def judge(study: Study) -> list[Verdict]:
     return verdicts
 
 
+def judge_copies(run: Run) -> Verdict:
+    """Whether ``run`` swapped, and its copies ran beside compute."""
+    name = run.configuration.name
+    if run.swapping is None or not run.swapping.out_bytes:
+        return Verdict(False, f"{name}: NOTHING was swapped; a smaller budget, or sizes further apart, would show it")
+    if run.figures is None or not run.figures.overlap:
+        return Verdict(False, f"{name}: NO copies ran beside compute")
+    return Verdict(True, f"{name}: copies ran beside compute")
+
+
 def _judge_budget(swapped: Run, plain: Run | None) -> Verdict:
     budget_bytes = swapped.configuration.budget_bytes
     assert budget_bytes is not None
@@ -66,7 +76,7 @@ def _tell_moves(name: str, swapping: Swapping, figures: Figures | None) -> Verdi
 def _judge_bits(swapped: Run, unswapped: Run) -> Verdict:
     steps = len(swapped.losses)
     difference = _first_difference(swapped, unswapped)
-    name = f"{swapped.configuration.size}³ swapped and unswapped"
+    name = f"{swapped.configuration.name} and unswapped"
     if difference is not None:
         return Verdict(False, f"{name} DIFFER: {difference}")
     return Verdict(
@@ -76,7 +86,7 @@ def _judge_bits(swapped: Run, unswapped: Run) -> Verdict:
 
 def _compare_bits(swapped: Run, plain: Run) -> Verdict:
     difference = _first_difference(swapped, plain)
-    name = f"{swapped.configuration.size}³ swapped and plain eager torch"
+    name = f"{swapped.configuration.name} and plain eager torch"
     return Verdict(
         None, f"{name}: " + ("the same bits too" if difference is None else f"not the same bits, {difference}")
     )

@@ -71,7 +71,7 @@ def read_settings(arguments: argparse.Namespace, parser: argparse.ArgumentParser
         sizes=tuple(arguments.sizes),
         steps=arguments.steps,
         budget_bytes=options.budget_bytes,
-        policy=options.policy,
+        policies=(options.policy,),
         head=arguments.head,
         dtype=arguments.dtype,
         seed=arguments.seed,

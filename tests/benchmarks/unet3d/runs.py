@@ -25,7 +25,7 @@ def make_configuration(size=128, policy=None, budget_bytes=None):
 
 
 def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, weights="w", seconds=(9.0, 2.0, 4.0)):
-    swapped = configuration.kind == "swapped"
+    swapped = configuration.budget_bytes is not None
     spans = (
         Span(Lane.COMPUTE, "forward 0", 0.0, 1.4),
         Span(Lane.OUT, "conv", 0.5, 1.0, 300 * MIB, 7),
@@ -97,3 +97,9 @@ def good_runs():
         make_run(make_configuration(policy="auto", budget_bytes=1000 * MIB), peak_bytes=990 * MIB, seconds=(9, 3, 6)),
         make_run(make_configuration(policy="none"), seconds=(9, 5, 5)),
     ]
+
+
+def swapped_only(**changes):
+    """The run of the large size that recomputes nothing."""
+    run = make_run(make_configuration(policy="swap", budget_bytes=1000 * MIB), peak_bytes=980 * MIB)
+    return replace(run, swapping=replace(run.swapping, recomputed_bytes=0, **changes))

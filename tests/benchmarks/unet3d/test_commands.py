@@ -6,7 +6,7 @@ import pytest
 from benchmarks.unet3d import __main__ as cli
 from benchmarks.unet3d import demo
 from benchmarks.unet3d.commands import compare as command
-from tests.benchmarks.unet3d.runs import good_runs, make_study
+from tests.benchmarks.unet3d.runs import good_runs, make_study, swapped_only
 from tests.benchmarks.unet3d.scans import make_subject
 
 
@@ -28,7 +28,7 @@ def test_the_full_form_reaches_the_comparison(asked, tmp_path):
     line = f"compare --sizes 144 192 --budget 6GiB --policy swap_all --steps 7 --dtype bf16 --head block --json {file}"
     assert cli.main(line.split()) == 0
     ((settings, said),) = asked
-    assert (settings.sizes, settings.budget_bytes, settings.policy) == ((144, 192), 6 * 2**30, "swap_all")
+    assert (settings.sizes, settings.budget_bytes, settings.policies) == ((144, 192), 6 * 2**30, ("swap_all",))
     assert (settings.steps, settings.dtype, settings.head, settings.data) == (7, "bf16", "block", None)
     assert said == f"python -m benchmarks.unet3d {line}"
     assert file.exists()
@@ -125,3 +125,18 @@ def test_a_demo_that_cannot_continue_states_the_reason_in_one_line(capsys, monke
     monkeypatch.setattr(demo, "compare", stop)
     assert demo.main(["32", "48"]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("out_bytes", "code"), [(2**20, 0), (0, 1)])
+def test_a_demo_that_shows_no_swapping_fails(capsys, monkeypatch, tmp_path, out_bytes, code):
+    asked = []
+
+    def compare(settings, _on_event, *, command):
+        asked.append(settings)
+        return make_study(*good_runs(), swapped_only(out_bytes=out_bytes))
+
+    monkeypatch.setattr(demo, "compare", compare)
+    monkeypatch.setattr(demo, "FOLDER", tmp_path)
+    assert demo.main(["96", "128"]) == code
+    assert asked[0].policies == ("auto", "swap")
+    assert ("NOTHING was swapped" in capsys.readouterr().out) == bool(code)

@@ -6,7 +6,7 @@ from rich.console import Console
 from benchmarks.unet3d.console import ProgressView, print_study
 from benchmarks.unet3d.synthetic import DATA_KIND
 from benchmarks.unet3d.verdict import judge
-from tests.benchmarks.unet3d.runs import MIB, good_runs, make_configuration, make_study, on_emulated_gpu
+from tests.benchmarks.unet3d.runs import MIB, good_runs, make_configuration, make_study, on_emulated_gpu, swapped_only
 
 
 def printed(width, runs=None):
@@ -22,6 +22,12 @@ def test_no_figure_is_cut_off(width):
     assert "…" not in text
     row = next(line.split() for line in text.splitlines() if line.startswith("128³ swapped  "))
     assert row == ["128³", "swapped", "0.98", "0.97", "0.87", "4.50", "0.10", "0.29", "0.29", "0.10", "-0.5000"]
+
+
+def test_copies_of_every_run_within_the_budget_are_in_the_table():
+    text = printed(140, [*good_runs(), swapped_only()])
+    row = next(line.split() for line in text.splitlines() if line.startswith("128³ swapped-only  "))
+    assert row == ["128³", "swapped-only", "0.98", "0.96", "0.86", "3.00", "0.10", "0.29", "0.29", "0.00", "-0.5000"]
 
 
 def test_the_output_names_the_data_of_the_losses():

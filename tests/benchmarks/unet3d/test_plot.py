@@ -6,7 +6,7 @@ from matplotlib.text import Text
 
 from benchmarks.unet3d.plot import plot_step
 from benchmarks.unet3d.synthetic import DATA_KIND
-from tests.benchmarks.unet3d.runs import MIB, good_runs, make_study, on_emulated_gpu
+from tests.benchmarks.unet3d.runs import MIB, good_runs, make_study, on_emulated_gpu, swapped_only
 
 
 @pytest.fixture
@@ -56,6 +56,15 @@ def test_the_picture_claims_the_smaller_memory_only_if_kept(figure):
     for shown in ([*runs[:2], over], runs[:2]):
         text = words(figure(*shown))
         assert "2.37 × the voxels of 96³" in text and "in the memory of" not in text
+
+
+def test_each_run_within_the_budget_is_drawn_with_the_copies_of_the_last(figure):
+    drawn = figure(*good_runs(), swapped_only())
+    titles = [axes.get_title(loc="left").partition(":")[0] for axes in drawn.axes]
+    assert titles == ["128³ plain", "128³ swapped", "128³ swapped-only", ""]
+    assert "in the memory of 96³" in words(drawn)
+    over = replace(swapped_only(), peak_bytes=1001 * MIB)
+    assert "in the memory of" not in words(figure(*good_runs(), over))
 
 
 def test_the_picture_names_the_data(figure):

@@ -15,7 +15,7 @@ from tests.benchmarks.unet3d.scans import make_subject
 def settings(tmp_path):
     make_subject(tmp_path / "data")
     return Settings(
-        sizes=(32, 48), steps=2, budget_bytes=None, policy="auto", head="conv", dtype="fp32", seed=0,
+        sizes=(32, 48), steps=2, budget_bytes=None, policies=("auto",), head="conv", dtype="fp32", seed=0,
         data=tmp_path / "data", folder=tmp_path / "out",
     )  # fmt: skip
 
@@ -65,6 +65,13 @@ def test_with_a_budget_every_size_is_swapped(monkeypatch, settings):
     assert len(children.asked) == 6
     # The first size is tried plainly by itself, as its memory is unknown.
     assert children.needed_bytes == [0, 1007 * MIB, 7 * MIB + 2 * 1000 * MIB * 48**3 / 32**3]
+
+
+def test_each_policy_is_tried_within_the_budget(monkeypatch, settings):
+    children, result = ask(monkeypatch, settings, policies=("auto", "swap"))
+    assert [c.name for c in children.asked if c.budget_bytes] == ["48³ swapped", "48³ swapped-only"]
+    assert result.find(48, "swapped").configuration.policy == "auto"
+    assert children.needed_bytes[-1] == 2 * 1000 * MIB + 2 * 1000 * MIB * 48**3 / 32**3
 
 
 def test_without_a_known_plain_peak_no_plain_run_is_tried_concurrently(monkeypatch, settings):

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 from benchmarks.unet3d.measured import Failure
-from benchmarks.unet3d.verdict import judge
-from tests.benchmarks.unet3d.runs import MIB, good_runs, make_configuration, make_study
+from benchmarks.unet3d.verdict import judge, judge_copies
+from tests.benchmarks.unet3d.runs import MIB, good_runs, make_configuration, make_study, swapped_only
 
 SMALL, PLAIN, SWAPPED, UNSWAPPED = range(4)
 
@@ -78,3 +78,25 @@ def test_a_run_that_failed_is_refuted_in_its_own_words():
 def test_without_an_unswapped_run_equality_is_not_claimed():
     found = judge(make_study(*good_runs()[:3]))
     assert not any("unswapped" in verdict.text for verdict in found)
+
+
+def test_copies_beside_compute_are_confirmed():
+    verdict = judge_copies(swapped_only())
+    assert verdict.holds and verdict.text == "128³ swapped-only: copies ran beside compute"
+
+
+def test_a_run_that_swaps_nothing_is_refuted():
+    verdict = judge_copies(swapped_only(out_bytes=0, in_bytes=0))
+    assert verdict.holds is False and "128³ swapped-only: NOTHING was swapped" in verdict.text
+
+
+def test_copies_that_compute_waits_for_are_refuted():
+    run = swapped_only()
+    verdict = judge_copies(replace(run, figures=replace(run.figures, overlap=0.0)))
+    assert verdict.holds is False and "NO copies ran beside compute" in verdict.text
+
+
+def test_each_run_within_the_budget_has_its_own_verdicts():
+    found = judge(make_study(*good_runs(), swapped_only()))
+    names = [verdict.text.removeprefix("128³ ").split(":")[0] for verdict in found]
+    assert names[5:] == [name.replace("swapped", "swapped-only", 1) for name in names[:5]]
