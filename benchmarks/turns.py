@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -97,6 +98,7 @@ class FreshTraining(Generic[Given, Found]):
                 self._process.start()
         theirs.close()  # so that its end is seen
         self._wait()
+        self.take_turn()  # the warm-up
 
     @property
     def has_ended(self) -> bool:
@@ -120,12 +122,20 @@ class FreshTraining(Generic[Given, Found]):
 
 
 def _serve(train: Callable[[Any, Callable[[], None]], Any], given: Any, pipe: Connection) -> None:
-    """Send None for each turn that the training waits for, and then the outcome."""
+    """Send None for each turn that the training waits for, the first one to warm up, and then the outcome.
+
+    Once the process that has started it has ended, it ends, too.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; who has started it says so
 
     def wait_for_turn() -> None:
-        pipe.send(None)
-        pipe.recv()
+        try:
+            pipe.send(None)
+            pipe.recv()
+        except (EOFError, ConnectionError):
+            sys.exit()
 
-    with suppress(BrokenPipeError):  # who has started this one has been ended
-        pipe.send(train(given, wait_for_turn))
+    wait_for_turn()  # Ctrl-C may have ended the other one before this one was there
+    outcome = train(given, wait_for_turn)
+    with suppress(ConnectionError):
+        pipe.send(outcome)
