@@ -274,8 +274,8 @@ def main() -> int:
                 events.write(json.dumps(event) + "\n")
 
         def wait_for_start() -> None:
-            if start is not None:
-                start.readline()
+            if start is not None and not start.readline():
+                sys.exit()  # the process that has started this one has ended
 
         try:
             emit({"event": "result", "run": asdict(run(configuration, emit, wait_for_start))})

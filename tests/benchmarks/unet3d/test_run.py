@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -147,3 +148,19 @@ def test_swapped_runs_have_the_bits_of_unswapped_graphs(plain):
     timeline = swapped.swapping.timeline
     assert 0 < swapped.swapping.forward_seconds < timeline.lane_seconds(Lane.COMPUTE) < timeline.seconds
     assert Run.from_fields(json.loads(json.dumps(asdict(swapped)))) == swapped
+
+
+def test_a_run_ends_quietly_when_its_starter_has_ended(monkeypatch, tmp_path, plain):
+    def train(_configuration, _emit, wait_for_start):
+        wait_for_start()
+        pytest.fail("it trained")
+
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(asdict(plain)))
+    (events, child_events), (start, start_end) = os.pipe(), os.pipe()
+    os.close(start_end)
+    monkeypatch.setattr(run_module, "run", train)
+    monkeypatch.setattr("sys.argv", ["run", str(settings), "--start", str(start), "--events", str(child_events)])
+    with os.fdopen(events), pytest.raises(SystemExit) as end:
+        run_module.main()
+    assert not end.value.code
