@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.weights.ways import LMSWAP, PLAIN
+from benchmarks.weights.outcomes import LMSWAP, PLAIN
 from lmswap.ir.bytesize import format_bytes
 
 _COLUMNS = ("task", "way", "peak", "of the budget", "step, s", "over plain", "copied in", "bits")

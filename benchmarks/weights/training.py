@@ -6,20 +6,22 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 import lmswap
 from benchmarks.first_hour.networks import digest
+from benchmarks.weights.outcomes import LMSWAP, Outcome, Run
 from benchmarks.weights.tasks import make_task
-from benchmarks.weights.ways import LMSWAP, WAYS, Limits
+from benchmarks.weights.ways import WAYS, Limits
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.mkl_init import initialize_mkl
+
+Found = TypeVar("Found", bound=Outcome)
 
 _CARD = 1.02  # of the budget: what torch may take of a GPU
 _OF_REPORT = (
@@ -28,69 +30,23 @@ _OF_REPORT = (
 )
 
 
-@dataclass(frozen=True)
-class Steps:
-    """How many steps warm up (plans are final after the fifth), follow each other, and are timed in turns."""
-
-    warm_up: int = 5
-    steady: int = 3
-    timed: int = 5
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is run: a task in a size, a way, and its limits."""
-
-    task: str
-    size: str
-    tokens: int | None
-    way: str
-    device: str
-    budget_bytes: int | None = None
-    bytes_per_second: float | None = None
-    num_blocks: int = 0
-    steps: Steps = Steps()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a run: "ran", "infeasible", with the least budget in ``detail``, or "failed".
-
-    Peaks are of the steps after the warm-up: growth of the process since before the model was made (CPU), or what torch
-    reserved (CUDA). ``seconds`` are of the steps in turns. ``bits`` are digests of each step's loss, or of outputs
-    where nothing is trained; ``trained`` is one of all trained parameters at the end.
-    """
-
-    run: Run
-    status: str
-    detail: str = ""
-    peak_bytes: int | None = None
-    seconds: tuple[float, ...] = ()
-    read_bytes: float | None = None  # copied in, by step
-    bits: tuple[str, ...] = ()
-    trained: str = ""
-    report: dict[str, Any] = field(default_factory=dict)  # lmswap's own
-
-    @staticmethod
-    def from_fields(fields: Mapping[str, Any]) -> Outcome:
-        """The outcome of which `dataclasses.asdict` made ``fields``, by way of JSON."""
-        run = Run(**{**fields["run"], "steps": Steps(**fields["run"]["steps"])})
-        lists = {name: tuple(fields[name]) for name in ("seconds", "bits")}
-        return Outcome(**{**fields, **lists, "run": run})
-
-
 def train(run: Run, wait_for_turn: Callable[[], None] = lambda: None) -> Outcome:
-    """Run all steps; what goes wrong is an outcome, and ``wait_for_turn`` is called before each step in turns."""
+    """Run all steps, see `measure`; ``wait_for_turn`` is called before each step in turns."""
+    return measure(run, lambda memory: _train(run, wait_for_turn, memory), Outcome)
+
+
+def measure(run: Run, steps: Callable[[DeviceMemory], Found], kind: type[Found]) -> Found:
+    """Call ``steps`` with the device's memory, in a process that has run a tiny model; errors are outcomes too."""
     initialize_mkl()
     try:
-        return _train(run, wait_for_turn)
+        return _measure(run, steps)
     except PlanInfeasible as refusal:
-        return Outcome(run, "infeasible", str(refusal)[:600])
+        return kind(run, "infeasible", str(refusal)[:600])
     except Exception as error:  # a way may break as it likes, and the others still have to run
-        return Outcome(run, "failed", f"{type(error).__name__}: {error}"[:600])
+        return kind(run, "failed", f"{type(error).__name__}: {error}"[:600])
 
 
-def _train(run: Run, wait_for_turn: Callable[[], None]) -> Outcome:
+def _measure(run: Run, steps: Callable[[DeviceMemory], Found]) -> Found:
     device = torch.device(run.device)
     if device.type == "cuda":
         _repeat_bits()
@@ -100,20 +56,24 @@ def _train(run: Run, wait_for_turn: Callable[[], None]) -> Outcome:
     _warm_up(run, device)
     memory = device_memory(device)
     try:
-        training = _Training(run, memory)
-        for _ in range(run.steps.warm_up):
-            training.step()
-        training.begin_measuring()
-        own_seconds = []
-        for _ in range(run.steps.steady):
-            training.step()
-            own_seconds.append(training.own_seconds())
-        for _ in range(run.steps.timed):
-            wait_for_turn()
-            training.step()
-        return training.outcome(own_seconds)
+        return steps(memory)
     finally:
         memory.close()
+
+
+def _train(run: Run, wait_for_turn: Callable[[], None], memory: DeviceMemory) -> Outcome:
+    training = _Training(run, memory)
+    for _ in range(run.steps.warm_up):
+        training.step()
+    training.begin_measuring()
+    own_seconds = []
+    for _ in range(run.steps.steady):
+        training.step()
+        own_seconds.append(training.own_seconds())
+    for _ in range(run.steps.timed):
+        wait_for_turn()
+        training.step()
+    return training.outcome(own_seconds)
 
 
 class _Training:
@@ -152,7 +112,7 @@ class _Training:
         self._seconds.append(time.perf_counter() - started)
         self._applied.end_step()
         self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes())
-        self._bits.append(_digest(result))
+        self._bits.append(tensor_digest(result))
 
     def begin_measuring(self) -> None:
         """Let peak and copied bytes be of the steps that follow."""
@@ -169,10 +129,7 @@ class _Training:
         report: dict[str, Any] = {}
         read_bytes: float | None = None
         if self._run.way == LMSWAP:
-            found = lmswap.report(self._model)
-            report = {name: getattr(found, name) for name in _OF_REPORT}
-            report["measured_seconds"] = statistics.median(own_seconds) if own_seconds else None
-            read_bytes = found.swapped_in_bytes
+            report, read_bytes = own_figures(self._model, own_seconds), lmswap.report(self._model).swapped_in_bytes
         elif self._applied.read_bytes is not None:
             read_bytes = (self._applied.read_bytes() - self._bytes_before) / (len(self._bits) - self._num_before)
         return Outcome(
@@ -185,6 +142,13 @@ class _Training:
             trained=digest(self._trained),
             report=report,
         )
+
+
+def own_figures(model: nn.Module, own_seconds: Sequence[float]) -> dict[str, Any]:
+    """What lmswap reports of a model, with the median of ``own_seconds`` as what it measured of steps."""
+    found = lmswap.report(model)
+    seconds = statistics.median(own_seconds) if own_seconds else None
+    return {name: getattr(found, name) for name in _OF_REPORT} | {"measured_seconds": seconds}
 
 
 def _warm_up(run: Run, device: torch.device) -> None:
@@ -211,6 +175,7 @@ def _repeat_bits() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no part of the bits
 
 
-def _digest(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
+    """Equal for tensors of the same bits."""
     values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(values.data, digest_size=8).hexdigest()

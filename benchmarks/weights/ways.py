@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 import lmswap
 from benchmarks.needs import Needs
+from benchmarks.weights.outcomes import LMSWAP, PLAIN
 from benchmarks.weights.paced_file import PacedFile, Stored
 from benchmarks.weights.tasks import Task
 from benchmarks.weights.window import Copies, FromFile, FromPinned, Window, frozen, spread
 from lmswap.ir.emulation import EmulatedLink
-
-PLAIN, LMSWAP = "plain", "lmswap"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.weights.training import Outcome, Run
+from benchmarks.weights.outcomes import Outcome, Run
 
 PLAIN = Outcome(
     Run("decoder", "tiny", None, "plain", "cpu"),

@@ -10,8 +10,9 @@ import pytest
 from benchmarks.weights import __main__ as main_module
 from benchmarks.weights import run
 from benchmarks.weights.__main__ import main
-from benchmarks.weights.run import Choice, run_task
-from benchmarks.weights.training import Outcome, Steps
+from benchmarks.weights.comparison import Choice
+from benchmarks.weights.outcomes import Outcome, Steps
+from benchmarks.weights.run import run_task
 from tests.benchmarks.weights.outcomes import LMSWAP, PLAIN
 
 CHOICE = Choice(["lmswap", "block swap"], "small", "cpu", 0.75, None, 0.5, Steps(2, 1, 3))
@@ -103,7 +104,8 @@ def test_without_plain_torch_nothing_is_run(monkeypatch):
     [
         (["--share", "1.5"], "--share is between 0 and 1, not 1.5"),
         (["--copy-share", "0"], "--copy-share is between 0 and 1, not 0.0"),
-        (["--timed", "0"], "--warm-up, --timed and --tokens are at least 1"),
+        (["--timed", "0"], "--warm-up and --timed are at least 1"),
+        (["--tokens", "0"], "--tokens are at least 1"),
         (["--budget", "much"], "much"),
         (["--ways", "fully_shard"], "fully_shard needs a GPU"),
         (["--output", "/nowhere/weights.json"], "results cannot be written to /nowhere/weights.json"),

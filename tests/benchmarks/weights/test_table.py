@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks.weights.__main__ import _is_broken
+from benchmarks.weights import results
 from benchmarks.weights.table import lines
 from tests.benchmarks.weights.outcomes import LMSWAP, PLAIN
 
@@ -40,8 +40,8 @@ def test_ways_are_compared_with_plain_torch_turn_by_turn():
 )
 def test_other_bits_and_an_exceeded_budget_are_failures_of_lmswap(changes, is_broken):
     others = [asdict(replace(OTHER, status="failed"))]  # may break
-    assert _is_broken([asdict(PLAIN), asdict(replace(LMSWAP, **changes)), *others]) is is_broken
+    assert results.is_broken([asdict(PLAIN), asdict(replace(LMSWAP, **changes)), *others]) is is_broken
 
 
 def test_without_plain_torch_nothing_can_be_compared():
-    assert _is_broken([asdict(replace(PLAIN, status="failed")), asdict(LMSWAP)])
+    assert results.is_broken([asdict(replace(PLAIN, status="failed")), asdict(LMSWAP)])

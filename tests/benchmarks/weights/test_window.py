@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from benchmarks.weights import ways
+from benchmarks.weights.outcomes import Run, Steps
 from benchmarks.weights.paced_file import PacedFile
 from benchmarks.weights.run import block_bytes
 from benchmarks.weights.tasks import NAMES, make_task
-from benchmarks.weights.training import Run, Steps, train
+from benchmarks.weights.training import train
 from benchmarks.weights.window import FromFile, Window, spread
 
 PLAIN = Run("decoder", "tiny", None, "plain", "cpu", steps=Steps(2, 1, 1))
