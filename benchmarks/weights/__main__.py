@@ -25,6 +25,7 @@ from benchmarks.weights.tasks import NAMES, SIZES, on_meta
 from benchmarks.weights.ways import WAYS
 from lmswap.errors import OptionError
 from lmswap.hardware.device import default_device
+from lmswap.reporting.text import print_result
 
 SCHEMA = "lmswap.weights/1"
 
@@ -56,7 +57,12 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, command: 
         for name in options.tasks
         for tokens in ((options.tokens or [None]) if name.startswith("decoder") else [None])
     }
-    found = results.run(tasks, num_outcomes=len(choice.ways) + 2, resumes=options.resume)
+    found = results.run(
+        tasks,
+        num_outcomes=len(choice.ways) + 2,
+        resumes=options.resume,
+        show=lambda ended: print_result("\n".join(lines(ended))),
+    )
     return int(any(map(is_broken, found.values())))
 
 

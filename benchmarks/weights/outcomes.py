@@ -56,5 +56,5 @@ class Outcome:
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """The outcome of which `dataclasses.asdict` made ``fields``, by way of JSON."""
         run = Run(**{**fields["run"], "steps": Steps(**fields["run"]["steps"])})
-        lists = {name: tuple(fields[name]) for name in ("seconds", "bits")}
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **lists, "run": run})

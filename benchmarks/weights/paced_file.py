@@ -1,4 +1,4 @@
-"""Weights in a file that is read at a given rate: where the tools beside lmswap keep them on a CPU."""
+"""Tensors in a file that is read and written at a given rate: where the tools beside lmswap keep them on a CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +33,10 @@ class Stored:
 
 
 class PacedFile:
-    """An unlinked file in lmswap's directory for such, whose reads follow lmswap's rule of an emulated link.
+    """An unlinked file in lmswap's directory for such, whose copies follow lmswap's rule of an emulated link.
 
-    A request takes its bytes over the rate, from when the link is free; the read itself is part of that time. Reads go
-    through the page cache, as lmswap's of host copies do.
+    A request takes its bytes over the rate, from when the link is free; the copy itself is part of that time. Copies go
+    through the page cache, as lmswap's of host copies do. One thread at a time may use it.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -45,7 +46,7 @@ class PacedFile:
         self._rate, self._free_at, self._nbytes = bytes_per_second, 0.0, 0
 
     def store(self, tensor: Tensor) -> Stored:
-        """Append the bytes of ``tensor``, which is contiguous."""
+        """Append the bytes of ``tensor``, which is contiguous, at no rate."""
         stored = Stored(self._nbytes, tensor.shape, tensor.dtype)
         view, offset = _bytes_of(tensor), self._nbytes
         while view:
@@ -54,14 +55,21 @@ class PacedFile:
         self._nbytes = offset
         return stored
 
+    def write(self, stored: Stored, source: Tensor) -> None:
+        """Replace the bytes of ``stored`` by those of ``source``, which is contiguous."""
+        self._copy(stored, source, lambda view, offset: os.pwritev(self._file, [view], offset))
+
     def read(self, stored: Stored, target: Tensor) -> None:
-        """Read ``stored`` into ``target``, which is contiguous; may run in any one thread."""
-        view, offset = _bytes_of(target), stored.offset
+        """Read ``stored`` into ``target``, which is contiguous."""
+        self._copy(stored, target, lambda view, offset: os.preadv(self._file, [view], offset))
+
+    def _copy(self, stored: Stored, tensor: Tensor, copy: Callable[[memoryview, int], int]) -> None:
+        view, offset = _bytes_of(tensor), stored.offset
         while view:
             begun = max(time.monotonic(), self._free_at)
-            count = os.preadv(self._file, [view[:_REQUEST_BYTES]], offset)
+            count = copy(view[:_REQUEST_BYTES], offset)
             if not count:
-                raise OSError("the file of weights is shorter than what was written")
+                raise OSError("the file is shorter than what was written")
             self._free_at = begun + count / self._rate
             time.sleep(max(0.0, self._free_at - time.monotonic()))
             view, offset = view[count:], offset + count

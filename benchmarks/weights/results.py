@@ -35,6 +35,7 @@ class Results:
         *,
         num_outcomes: int,
         resumes: bool,
+        show: Callable[[Records], None],
     ) -> Records:
         """Run ``tasks`` and keep what is known after each outcome.
 
@@ -42,6 +43,7 @@ class Results:
             tasks: by title; called with the outcomes that an earlier run has found, on a GPU.
             num_outcomes: of a task that has ended.
             resumes: skips such tasks of an earlier run.
+            show: prints a task that has ended.
 
         Returns:
             All outcomes, those of the earlier run among them.
@@ -59,7 +61,7 @@ class Results:
                 outcomes.append(json.loads(json.dumps(asdict(outcome))))
                 self._write({**found, title: outcomes})
             found[title] = outcomes
-            print_result("\n".join(self.lines({title: outcomes})))
+            show({title: outcomes})
         return found
 
     def _write(self, tasks: Records) -> None:

@@ -152,13 +152,18 @@ def _generator(step: int) -> torch.Generator:
 
 
 def _make_model(task: str, size_name: str, *, trains: bool) -> nn.Module:
-    """A model on the host whose matrices and kernels are stretches of one pool of random values.
+    return with_values(on_meta(task, size_name)).train(trains)
+
+
+def with_values(model: nn.Module) -> nn.Module:
+    """``model``, which has no memory, on the host; matrices and kernels are stretches of one pool of random values.
 
     Drawing 13 billion values would take minutes.
     """
-    model = on_meta(task, size_name).to_empty(device="cpu").train(trains)
     assert not [*model.buffers()]  # which would be left without values
-    pool = torch.randn(_POOL_ELEMENTS, generator=_generator(-1)).to(SIZES[size_name].dtype)
+    dtype = next(model.parameters()).dtype
+    model = model.to_empty(device="cpu")
+    pool = torch.randn(_POOL_ELEMENTS, generator=_generator(-1)).to(dtype)
     drawn = 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
