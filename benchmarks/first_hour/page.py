@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.case_study.findings import headline
 from benchmarks.case_study.results import Results
 from benchmarks.first_hour import cards, speed
+from benchmarks.state import table as state
 from benchmarks.weights import table as weights
 from lmswap.ir.bytesize import format_bytes
 
@@ -123,4 +124,6 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "links": _stalls,
     "mapped": _mapped,
     "weights": lambda found: weights.lines(found["tasks"]),
+    "state": lambda found: state.lines(found["tasks"]),
+    "whole-state": lambda found: state.lines(found["tasks"]),
 }

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.state.ways import WAYS
+
 _FULL = 144  # side of an image on a real GPU; smaller ones are for a rehearsal
 # On an emulated GPU every step takes a CPU's time: those of the U-Net at 144³, which has one size only, 10 to 20 s.
 _REHEARSED = ("--small", "--networks", "resnet50", "gpt")
@@ -40,6 +42,10 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
     rehearsal = ("--size", "small", "--tokens", "32", "--share", "0.6")
     frozen_base = ("--size", "13b", "--tokens", "8192", "16384", "4096", "--budget", "24GiB")
 
+    small_state = ("--size", "small", "--share", "0.8")
+    vit_g = ("--size", "vit-g", "--share", "0.53")
+    decoder_5b = ("--size", "5b", "--budget", "80GB", "24GiB")
+
     def study(name: str, title: str, seconds: float, *arguments: str) -> Part:
         result = folder / name / f"{name}.json"
         command = ("-m", f"{own}.studies", name, str(result), "--sizes", *sizes, *arguments)
@@ -47,7 +53,11 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
 
     weights = folder / "weights" / "weights.json"
     in_both_ways = ("-m", "benchmarks.weights", "--tasks", "decoder", "--ways", "lmswap", "block swap")
-    resumed = ("--steady", "2", "--timed", "3", "--resume", "--output", str(weights))
+    resumed = ("--steady", "2", "--timed", "3", "--resume", "--output")
+    state, whole_state = (folder / name / f"{name}.json" for name in ("state", "whole-state"))
+    peers = [way for way in ("torchao", "bitsandbytes") if WAYS[way].refusal("cuda") is None]
+    beside_peers = ("-m", "benchmarks.state", "--tasks", "vit", "--ways", "lmswap", *peers)
+    alone = ("-m", "benchmarks.state", "--tasks", "gpt", "--ways", "lmswap")
     compared, cases = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
     compare = ("-m", "benchmarks.unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--repeats", "1")
@@ -62,9 +72,23 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         Part(
             "weights",
             "A frozen base larger than its budget",
-            (*in_both_ways, *(rehearsal if is_rehearsal else frozen_base), *resumed),
+            (*in_both_ways, *(rehearsal if is_rehearsal else frozen_base), *resumed, str(weights)),
             weights,
             240,
+        ),
+        Part(
+            "state",
+            "Optimizer state that exceeds the budget",
+            (*beside_peers, *(small_state if is_rehearsal else vit_g), *resumed, str(state)),
+            state,
+            300,
+        ),
+        Part(
+            "whole-state",
+            "Parameters, gradients and optimizer state that exceed the budget",
+            (*alone, *(small_state if is_rehearsal else decoder_5b), *resumed, str(whole_state)),
+            whole_state,
+            300,
         ),
         study("speed", "What budgets cost in time", 240, *rehearsed),
         part("cards", "Networks on cards of their budgets", 600, f"{own}.cards", *rehearsed),

@@ -19,6 +19,7 @@ from benchmarks.first_hour.parts import Part, parts
 from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import DeviceInfo
 from tests.benchmarks.case_study.studies import make_results
+from tests.benchmarks.state import outcomes as state_outcomes
 from tests.benchmarks.weights import outcomes
 
 ORIGIN = {"driver": "CUDA driver 580", "torch": "2.13.0", "commit": "abcdef", "sizes": [144, 192]}
@@ -100,6 +101,10 @@ FOUND = {
         ]
     },
     "weights": {"tasks": {"decoder, 8192 tokens": [asdict(outcomes.PLAIN), asdict(outcomes.LMSWAP)]}},
+    **{
+        name: {"tasks": {task: [asdict(state_outcomes.PLAIN), asdict(state_outcomes.LMSWAP)]}}
+        for name, task in (("state", "vit"), ("whole-state", "gpt, 24GiB"))
+    },
     "cards": {
         "card": 1.02,
         "runs": [
@@ -169,6 +174,8 @@ def test_the_page_names_device_and_code_of_every_part(tmp_path):
         "| 50% | 80.00 | 5.00 | 4.00 | 50.00 | 1.00 | 55.0 / 54.0 |",
         "| sum | same | 50.0 | 50.00 × |",
         "| attention | no kernel | | |",
+        "| vit | same | 0.500 | 1.100 × | 1.050 × | reached |",
+        "| gpt, 24GiB | same | 0.500 | 1.100 × | 1.050 × | reached |",
         "| decoder, 8192 tokens | lmswap | 256.00 MiB | 0.500 | 2.400 | 1.200 × | 128.00 MiB | same |",
     ):
         assert part in text
