@@ -42,7 +42,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
     rehearsal = ("--size", "small", "--tokens", "32", "--share", "0.6")
     frozen_base = ("--size", "13b", "--tokens", "8192", "16384", "4096", "--budget", "24GiB")
 
-    small_state = ("--size", "small", "--share", "0.8")
+    small_state = ("--size", "small", "--share", "0.9")
     vit_g = ("--size", "vit-g", "--share", "0.53")
     decoder_5b = ("--size", "5b", "--budget", "80GB", "24GiB")
 

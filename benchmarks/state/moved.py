@@ -6,7 +6,6 @@ An update takes one part of the parameters after the other: its state is copied 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -72,14 +71,10 @@ class MovedState:
         for group, parameters in groups:
             group["params"] = parameters
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Context in which all state is on the device; it may be replaced there."""
+    def fetch_all(self) -> None:
+        """Copy all state in."""
         for part in self._parts:
             self._fetch(part)
-        yield
-        for number in self._moved:
-            self._move_out(self._parts[number])
 
     def _fetch(self, part: Sequence[Tensor]) -> None:
         for parameter, name, tensor in self._states(part):

@@ -17,12 +17,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import lmswap
 from benchmarks.state.tasks import TASKS, micro_batches
-from benchmarks.state.ways import WAYS, Limits
+from benchmarks.state.ways import MAX_NORM, WAYS, Limits
 from benchmarks.weights.outcomes import LMSWAP, Outcome, Run
 from benchmarks.weights.training import measure, own_figures, tensor_digest
 from lmswap.hardware.memory import DeviceMemory
 
-_MAX_NORM = 1.0
 _RAMP = 4  # steps in which the learning rate rises
 FIRST, STEPS, SAVE, LOAD = "first step", "steps", "save", "load"
 
@@ -85,8 +84,15 @@ class _Training:
         self._peaks: dict[str, int] = {}
 
     def step(self) -> None:
-        """Train on all micro-batches, and update."""
-        task, number = self._task, len(self._bits)
+        """Train on the next micro-batches."""
+        bits, seconds, update_seconds = self._train(len(self._bits))
+        self._bits.append(bits)
+        self._seconds.append(seconds)
+        self._update_seconds.append(update_seconds)
+
+    def _train(self, number: int) -> tuple[str, float, float]:
+        """Train on the micro-batches of step ``number``; return digest and seconds, and those of the update alone."""
+        task = self._task
         batches = [[each.to(self._device) for each in batch] for batch in micro_batches(task, number)]
         torch.manual_seed(number)  # of dropout
         self._memory.synchronize()
@@ -94,21 +100,19 @@ class _Training:
         results = []
         for batch in batches:
             with torch.autocast(self._device.type, torch.bfloat16, enabled=task.is_autocast):
-                loss = task.loss(self._model, batch) / task.micro_batches
-            loss.backward()  # type: ignore[no-untyped-call]
+                loss = task.loss(self._applied.called or self._model, batch) / task.micro_batches
+            self._applied.backward(loss)
             results.append(loss.detach())
             del loss
         self._memory.synchronize()
         before_update = time.perf_counter()
-        results.append(nn.utils.clip_grad_norm_(self._trained, _MAX_NORM))
+        results.append(nn.utils.clip_grad_norm_(self._trained, MAX_NORM))
         (self._applied.update or self._optimizer.step)()
         self._schedule.step()
-        self._optimizer.zero_grad()
+        self._model.zero_grad()
         self._memory.synchronize()
         ended = time.perf_counter()
-        self._seconds.append(ended - started)
-        self._update_seconds.append(ended - before_update)
-        self._bits.append(_digest(results))
+        return _digest(results), ended - started, ended - before_update
 
     @contextmanager
     def phase(self, name: str, *, other_bytes: int = 0) -> Iterator[None]:
@@ -118,20 +122,19 @@ class _Training:
         self._peaks[name] = max(self._peaks.get(name, 0), self._memory.peak_bytes() - other_bytes)
 
     def save_and_load(self) -> None:
-        """Save parameters, state and schedule, train on, and load them."""
+        """Save parameters, state and schedule, train a step that does not count, and load them."""
         if not (self._task.is_saved and self._way.is_saved):
             return
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
             files = {name: Path(folder) / f"{name}.pt" for name in ("model", "optimizer", "schedule")}
             stateful = dict(zip(files, (self._model, self._optimizer, self._schedule), strict=True))
             with self.phase(SAVE):
-                with self._applied.whole():
-                    for name, each in stateful.items():
-                        torch.save(each.state_dict(), files[name])
-                self.step()  # lmswap leaves what has been read in place until then
+                for name, each in stateful.items():
+                    torch.save(each.state_dict(), files[name])
+                self._train(-1)  # lmswap leaves what has been read in place until then
             for name, each in stateful.items():
                 file_bytes = files[name].stat().st_size if self._device.type == "cpu" else 0
-                with self.phase(LOAD, other_bytes=file_bytes), self._applied.whole():
+                with self.phase(LOAD, other_bytes=file_bytes):
                     each.load_state_dict(torch.load(files[name], map_location="cpu"))
                 self._memory.trim()
 
@@ -149,8 +152,9 @@ class _Training:
         elif self._applied.read_bytes is not None:
             read_bytes = self._applied.read_bytes() / len(self._bits)
         first_timed = len(self._seconds) - self._run.steps.timed
-        with self._applied.whole():
-            trained, state_bytes = _digest(self._tensors()), sum(tensor.nbytes for tensor in self._state())
+        if self._device.type == "cuda":  # all is measured
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        self._applied.settle()
         return StateOutcome(
             self._run,
             "ran",
@@ -158,10 +162,10 @@ class _Training:
             seconds=tuple(self._seconds[first_timed:]),
             read_bytes=read_bytes,
             bits=tuple(self._bits),
-            trained=trained,
+            trained=_digest((*self._model.parameters(), *self._model.buffers(), *self._state())),
             report=report,
             peaks=self._peaks,
-            state_bytes=state_bytes,
+            state_bytes=sum(tensor.nbytes for tensor in self._state()),
             update_seconds=tuple(self._update_seconds[first_timed:]),
         )
 
@@ -169,9 +173,6 @@ class _Training:
         """The optimizer's tensors, in order; none of one that has several optimizers in it."""
         states = self._optimizer.state_dict().get("state", {})
         return [each for number in sorted(states) for each in states[number].values() if isinstance(each, Tensor)]
-
-    def _tensors(self) -> list[Tensor]:
-        return [*self._model.parameters(), *self._model.buffers(), *self._state()]
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

@@ -5,12 +5,12 @@ accelerate has none of its own: its hooks move weights of inference, and its tra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 import lmswap
@@ -19,6 +19,8 @@ from benchmarks.state.moved import MovedState
 from benchmarks.state.tasks import Task
 from benchmarks.weights.outcomes import LMSWAP, PLAIN
 from lmswap.ir.emulation import EmulatedLink
+
+MAX_NORM = 1.0  # of gradients
 
 
 @dataclass(frozen=True)
@@ -36,23 +38,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class Applied:
-    """What a step needs: the optimizer, and ``update`` in place of its step where it is another.
+    """What a step needs: the optimizer; ``update``, ``called`` and ``backward`` stand for its step, model and backward.
 
-    ``read_bytes`` returns the bytes that were copied in so far; in the context ``whole`` all state can be read.
+    ``read_bytes`` returns the bytes that were copied in so far; ``settle`` makes all state readable, after the last
+    step.
     """
 
     optimizer: Optimizer
     update: Callable[[], object] | None = None
     read_bytes: Callable[[], int] | None = None
-    whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    settle: Callable[[], None] = lambda: None
+    called: nn.Module | None = None
+    backward: Callable[[Tensor], None] = Tensor.backward
 
 
 @dataclass(frozen=True)
 class Way(Needs):
     """``apply`` makes the optimizer of a model on the host, and changes both so that they run on the device.
 
-    ``moves_blocks``: as many parts of the state as it is given. ``is_saved``: saved and loaded on the way; the others
-    do not have plain torch's bits anyway.
+    ``moves_blocks``: as many parts of the state as it is given. ``is_saved``: saved and loaded on the way, within
+    the budget.
     ``remark`` names what differs from plain torch.
     """
 
@@ -83,7 +88,7 @@ def _lmswap(model: nn.Module, task: Task, limits: Limits) -> Applied:
 def _moved(model: nn.Module, task: Task, limits: Limits) -> Applied:
     optimizer = _optimizer(model.to(limits.device), task)
     state = MovedState(optimizer, limits.num_parts, limits.bytes_per_second)
-    return Applied(optimizer, state.step, lambda: state.read_bytes, state.whole)
+    return Applied(optimizer, state.step, lambda: state.read_bytes, state.fetch_all)
 
 
 def _torchao(model: nn.Module, task: Task, limits: Limits) -> Applied:
@@ -106,6 +111,36 @@ def _bitsandbytes(model: nn.Module, task: Task, limits: Limits) -> Applied:
     return Applied(optimizer)
 
 
+def _deepspeed(model: nn.Module, task: Task, limits: Limits) -> Applied:
+    """ZeRO-Offload with one rank: gradients, state and updates on the host; it accumulates and clips by itself."""
+    import deepspeed  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    one_rank = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ.update(one_rank)
+    base = _optimizer(model, task)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": task.micro_batches,
+        "gradient_clipping": MAX_NORM,
+        "bf16": {"enabled": task.dtype == torch.bfloat16},
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "reduce_bucket_size": 2**24,  # elements: by default 500 million, more than whole models
+        },
+        # torch's own optimizer: DeepSpeed's is compiled by CUDA's toolkit at the first use.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(model=model, optimizer=base, config=config)
+
+    def backward(loss: Tensor) -> None:
+        engine.backward(loss, scale_wrt_gas=False)
+        engine.step()  # which updates after the last micro-batch
+
+    return Applied(base, update=lambda: None, called=engine, backward=backward)
+
+
 def _fully_shard(model: nn.Module, task: Task, limits: Limits) -> Applied:
     """FSDP2's CPU offload with one rank: parameters, gradients and state on the host, and CPU Adam."""
     import torch.distributed as dist  # noqa: PLC0415
@@ -123,7 +158,7 @@ def _fully_shard(model: nn.Module, task: Task, limits: Limits) -> Applied:
 WAYS = {
     PLAIN: Way(_plain, is_saved=True),
     LMSWAP: Way(_lmswap, is_saved=True),
-    "moved state": Way(_moved, moves_blocks=True, is_saved=True, remark="without overlap; saved and loaded whole"),
+    "moved state": Way(_moved, moves_blocks=True, remark="without overlap"),
     "torchao": Way(
         _torchao,
         needs_cuda=True,
@@ -135,6 +170,9 @@ WAYS = {
         needs_cuda=True,
         package="bitsandbytes",
         remark="its own kernel; state in managed memory, which the peak does not count",
+    ),
+    "deepspeed": Way(
+        _deepspeed, needs_cuda=True, package="deepspeed", remark="updates on the CPU, by torch's optimizer"
     ),
     "fully_shard": Way(_fully_shard, needs_cuda=True, remark="updates on the CPU; all parameters move"),
 }

@@ -22,7 +22,7 @@ def test_phases_and_goals_have_tables():
         "| gpt | plain, again | 1.00 GiB | – | 2.000 | 1.000 × | 0 B | same |",
         "| gpt | moved state, 3 blocks | ",
         "| gpt | plain | 512.00 MiB | 1.00 GiB | 1.00 GiB | 1.00 GiB | 0.200 |  |",
-        "| gpt | moved state | – | 256.00 MiB | – | – | 0.200 | without overlap; saved and loaded whole |",
+        "| gpt | moved state | – | 256.00 MiB | – | – | 0.200 | without overlap |",
         "| gpt | same | 0.500 | 1.100 × | 1.050 × | reached |",
     ):
         assert part in text

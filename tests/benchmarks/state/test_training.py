@@ -24,9 +24,9 @@ def test_moved_state_has_the_bits_of_plain_torch(task):
     expected, found = (train(replace(run, task=task)) for run in (PLAIN, MOVED))
     assert (expected.status, found.status) == ("ran", "ran"), found.detail
     assert (found.bits, found.trained) == (expected.bits, expected.trained)
-    assert len(set(found.bits)) == 5
+    assert len(set(found.bits)) == 4
     assert found.state_bytes == expected.state_bytes
-    assert set(found.peaks) == {"first step", "steps", "save", "load"}
+    assert set(found.peaks) < set(expected.peaks) == {"first step", "steps", "save", "load"}
 
 
 @pytest.mark.slow
@@ -40,8 +40,7 @@ def test_lmswap_has_the_bits_of_plain_torch():
     assert found.report["predicted_peak_bytes"] and found.report["measured_seconds"]
 
 
-def test_each_update_copies_the_parts_that_are_moved(monkeypatch):
-    monkeypatch.setitem(training.TASKS["gpt"], "tiny", replace(TASKS["gpt"]["tiny"], is_saved=False))
+def test_each_update_copies_the_parts_that_are_moved():
     found = train(replace(MOVED, num_blocks=len(part_bytes(PLAIN))))
     assert found.read_bytes == sum(part_bytes(PLAIN)) * 3 / 4  # the first update makes it
 
@@ -56,9 +55,8 @@ def test_sgd_moves_one_value_of_each_parameter():
         state.step()
     assert state.read_bytes == 4 * 2**12
     assert sum(each["momentum_buffer"].numel() for each in optimizer.state.values()) == 0
-    with state.whole():
-        assert all(each["momentum_buffer"].eq(1.9).all() for each in optimizer.state.values())
-    assert sum(each["momentum_buffer"].numel() for each in optimizer.state.values()) == 0
+    state.fetch_all()
+    assert all(each["momentum_buffer"].eq(1.9).all() for each in optimizer.state.values())
     assert optimizer.param_groups[0]["params"] == parameters
 
 
@@ -83,13 +81,13 @@ def test_what_is_not_loaded_shows_in_the_bits(monkeypatch):
     expected = train(PLAIN)
     monkeypatch.setattr(torch.optim.Optimizer, "load_state_dict", lambda self, saved: None)
     found = train(PLAIN)
-    assert found.bits[:4] == expected.bits[:4]  # one of them after saving; parameters are loaded
-    assert found.bits[4] != expected.bits[4]
+    assert found.bits[:3] == expected.bits[:3]  # one of them after loading: parameters are loaded
+    assert found.bits[3] != expected.bits[3]
 
 
 def test_gradients_are_clipped(monkeypatch):
     expected = train(PLAIN)
-    monkeypatch.setattr(training, "_MAX_NORM", 1e9)
+    monkeypatch.setattr(training, "MAX_NORM", 1e9)
     assert train(PLAIN).trained != expected.trained
 
 
