@@ -31,8 +31,8 @@ from lmswap.module_checks import (
     check_apart,
     check_has_values,
     check_module,
-    check_optimizer,
     check_swappable,
+    list_optimizers,
     one_device,
     parameters_of,
     target_device,
@@ -79,7 +79,7 @@ def enable(
     together: bool = True,
     weights: str = "auto",
     device: str | torch.device | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     **unknown: Never,
 ) -> ModuleT:
     """Make ``model`` train within a byte budget; the training loop stays as it was.
@@ -134,8 +134,8 @@ def enable(
             fit otherwise; on a CPU "swap" with ``optimizer``, else "keep".
         device: move the model there, a GPU, from the CPU: it may be larger than the device. Parameters of at least
             ``min_swap_bytes`` go to host memory that the device reads, and ``weights`` is "swap".
-        optimizer: where a step does not fit otherwise, or is faster so, state of this optimizer, its parameters and
-            their gradients are non-resident between its steps; each copies them in and out, a few parameters at a time.
+        optimizer: one, or several. Where a step does not fit otherwise, or is faster so, their state, parameters and
+            gradients are non-resident between their steps; each copies them in and out, a few parameters at a time.
             Where an update does not give the same bits parameter by parameter, which is tried on small copies, all
             stay resident, with a warning (LBFGS).
         **unknown: refused; the error suggests the option that may have been meant.
@@ -181,11 +181,7 @@ def enable(
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
     check_has_values(model)
-    check_optimizer(optimizer, parameters, type(model).__name__)
-    whole = why_updates_are_whole(optimizer) if optimizer is not None else None
-    if whole is not None:
-        warn(whole, NotManaged)
-        optimizer = None
+    optimizers = list_optimizers(optimizer, parameters, type(model).__name__)
     lies_on = one_device([*parameters, *model.buffers()])
     target = target_device(device, lies_on, options)
     if target != lies_on:
@@ -193,10 +189,12 @@ def enable(
     if options.weights == "swap":
         check_swappable(parameters, type(model).__name__)
     disable(model)
-    if optimizer is not None and any(session.updates(optimizer) for session in sessions()):
+    if any(session.updates.are_of(each) for session in sessions() for each in optimizers):
         raise OptionError("optimizer=: another enabled model has it; leave it out here, or train both as one module")
+    whole = {each: why for each in optimizers if (why := why_updates_are_whole(each)) is not None}
+    in_chunks = [each for each in optimizers if each not in whole]
     reference: weakref.ref[nn.Module] = weakref.ref(model)
-    state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), optimizer)
+    state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), in_chunks)
     session = _make_session(type(model).__name__, options, target, state)
     if target != lies_on:
         try:
@@ -204,7 +202,9 @@ def enable(
         except BaseException:
             session.close()
             raise
-    session.notes.extend(filter(None, [whole]))
+    for why in whole.values():
+        warn(why, NotManaged)
+        session.notes.append(why)
     _guard_compile()
     if (given := compiled_call(model)) is not None:
         session.notes.append(

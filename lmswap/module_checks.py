@@ -81,18 +81,23 @@ def check_has_values(model: nn.Module) -> None:
         )
 
 
-def check_optimizer(optimizer: object, parameters: Sequence[nn.Parameter], name: str) -> None:
-    """Raise OptionError if ``optimizer`` is none of torch's, or trains none of ``parameters`` of model ``name``."""
-    if optimizer is None:
-        return
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptionError(
-            f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}; one that wraps a torch "
-            "optimizer has that in an attribute, which can be given"
-        )
+def list_optimizers(given: object, parameters: Sequence[nn.Parameter], name: str) -> list[torch.optim.Optimizer]:
+    """Return ``given``, one optimizer or several, as a list; none if it is None.
+
+    Raises:
+        OptionError: one is none of torch's, or trains none of ``parameters`` of model ``name``.
+    """
+    optimizers = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     own = {id(parameter) for parameter in parameters}
-    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-        raise OptionError(f"optimizer=: {type(optimizer).__name__} trains no parameter of {name}")
+    for optimizer in optimizers if given is not None else ():
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise OptionError(
+                f"optimizer= takes a torch.optim.Optimizer, or several, not {type(optimizer).__name__}; one that wraps "
+                "a torch optimizer has that in an attribute, which can be given"
+            )
+        if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise OptionError(f"optimizer=: {type(optimizer).__name__} trains no parameter of {name}")
+    return [optimizer for optimizer in optimizers if isinstance(optimizer, torch.optim.Optimizer)]
 
 
 def check_swappable(parameters: Sequence[nn.Parameter], name: str) -> None:

@@ -182,7 +182,7 @@ class BudgetTracker:
 
     def absent_gradient_bytes(self, program: Program) -> int:
         """Return the bytes of gradients of ``program`` that will be on the device, and parameters do not have now."""
-        if (state := self._trained.updated_in_chunks) is not None and state.streams_gradients:
+        if (updates := self._trained.updated_in_chunks) is not None and updates.gradients.are_streamed:
             return 0
         return max(0, program.gradient_bytes - self._trained.gradient_bytes())
 
@@ -194,8 +194,8 @@ class BudgetTracker:
         if self._policy not in KEEP_WHAT_FITS:
             return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
-        state = self._trained.updated_in_chunks
-        window_bytes = state.window_bytes() if state is not None and not state.streams else 0
+        updates = self._trained.updated_in_chunks
+        window_bytes = updates.window_bytes() if updates is not None and not updates.stream else 0
         return replace(
             planned,
             planned_margin_bytes=margin_bytes,

@@ -190,9 +190,9 @@ def _check_allocator(device: torch.device) -> None:
 
 
 def complete_options(options: Options, opened: Opened, device: torch.device, state: TrainingState) -> Options:
-    """Return ``options`` with the tier that was chosen; on a CPU the training state of an optimizer has one budget."""
+    """Return ``options`` with the tier that was chosen; on a CPU the training state of optimizers has one budget."""
     options = replace(options, tier=opened.tier)
-    may_swap = device.type == "cpu" and state.optimizer is not None and options.weights == "auto"
+    may_swap = device.type == "cpu" and bool(state.optimizers) and options.weights == "auto"
     if not (may_swap and can_swap_weights(options)):
         return options
     weight_bytes = sum(map(held_bytes, {id(each): each for each in state.parameters().values()}.values()))

@@ -15,7 +15,7 @@ from lmswap.runtime.storage import held_bytes
 from lmswap.session.allowance import TrainedMemory
 
 if TYPE_CHECKING:
-    from lmswap.session.optimizer_state import OptimizerState
+    from lmswap.session.updates import Updates
 
 # Values that an optimizer keeps per value of a parameter, by the settings of its group (torch 2.11 to 2.13).
 _Settings = Mapping[str, Any]
@@ -34,15 +34,14 @@ class TrainableParameters:
     def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """``parameters`` returns them now; one of several names may be among them more than once."""
         self._parameters = parameters
-        self.optimizer_state: OptimizerState | None = None  # of one optimizer, which may stream
+        self.updates: Updates | None = None  # of optimizers that may stream
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
     @property
-    def updated_in_chunks(self) -> OptimizerState | None:
-        """The optimizer whose updates run in chunks; None if none does."""
-        state = self.optimizer_state
-        return state if state is not None and state.runs_in_chunks else None
+    def updated_in_chunks(self) -> Updates | None:
+        """The updates that run in chunks; None if none do."""
+        return self.updates if self.updates is not None and self.updates.run_in_chunks else None
 
     @property
     def nbytes(self) -> int:
@@ -55,9 +54,9 @@ class TrainableParameters:
 
     def gradient_bytes(self) -> int:
         """Return the bytes of all their gradients on the device."""
-        state = self.updated_in_chunks
+        updates = self.updated_in_chunks
         gradients = [parameter.grad for parameter in self._alive() if parameter.grad is not None]
-        return sum(each.nbytes for each in gradients if state is None or not state.is_non_resident(each))
+        return sum(each.nbytes for each in gradients if updates is None or not updates.is_non_resident(each))
 
     def start_watching_optimizer(self) -> None:
         """Watch whether an optimizer takes a step, which parameters of foreach and fused ones do not show."""
@@ -89,9 +88,9 @@ class TrainableParameters:
         parameters = list(self._alive())
         optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
         num_values, pending_bytes = _pending_values(optimizers, assumed_values), 0
-        if (state := self.updated_in_chunks) is not None:
-            num_values |= dict.fromkeys(state.streamed, 0)
-            pending_bytes = state.window_bytes()
+        if (updates := self.updated_in_chunks) is not None:
+            num_values |= dict.fromkeys(updates.streamed, 0)
+            pending_bytes = updates.window_bytes()
         return TrainedMemory(
             sum(map(held_bytes, parameters)),
             self.gradient_bytes(),
@@ -102,13 +101,13 @@ class TrainableParameters:
 
     def _resident_state_bytes(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
         """Return the bytes of ``optimizers``' state of ``parameters`` on the device; wrapped optimizers count once."""
-        state = self.updated_in_chunks
+        updates = self.updated_in_chunks
         found = {
             id(tensor): tensor.nbytes
             for optimizer in optimizers
             for parameter in parameters
             for tensor in state_tensors(optimizer, parameter)
-            if state is None or not state.is_non_resident(tensor)
+            if updates is None or not updates.is_non_resident(tensor)
         }
         return sum(found.values())
 

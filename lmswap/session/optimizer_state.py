@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lmswap.errors import TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.session.gradients import StreamedGradients, window_bytes
+from lmswap.session.gradients import StreamedGradients
 from lmswap.session.optimizer_memory import state_sizes, state_tensors
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id, version_of
@@ -38,8 +38,8 @@ class _Deferred:
     tensor: Tensor
 
 
-class OptimizerState:
-    """The updates of one optimizer, which run as torch's until `stream` or `run_in_chunks` is called."""
+class ChunkedUpdates:
+    """The updates of one optimizer, which run as torch's until `replace` is called, or what calls it."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class OptimizerState:
         self._undo: list[Callable[[], None]] = []
 
     @property
-    def runs_in_chunks(self) -> bool:
-        """Whether updates run in chunks, and fetch what is non-resident."""
+    def is_replaced(self) -> bool:
+        """Whether updates fetch what is non-resident, a chunk at a time."""
         return bool(self._undo)
 
     @property
@@ -73,37 +73,25 @@ class OptimizerState:
         """Bytes of the part of the state that streams."""
         return sum(nbytes for parameter, nbytes in state_sizes(self.optimizer).items() if parameter in self.streamed)
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of the gradients that stream."""
-        sizes = (parameter.nbytes for parameter in self._parameters() if parameter.requires_grad)
-        return sum(size for size in sizes if size >= self._min_bytes) if self.streams_gradients else 0
+    def gradient_sizes(self) -> list[int]:
+        """Return the bytes of each gradient that can stream."""
+        sizes = [parameter.nbytes for parameter in self._parameters() if parameter.requires_grad]
+        return [nbytes for nbytes in sizes if nbytes >= self._min_bytes]
 
     @property
-    def nbytes(self) -> int:
+    def state_bytes(self) -> int:
         """Bytes of all state; of what does not exist yet, as expected."""
         return sum(state_sizes(self.optimizer).values())
 
-    @property
-    def streams(self) -> bool:
-        """Whether state or gradients stream; parameters move by plans."""
-        return bool(self.streamed) or self.streams_gradients
-
-    @property
-    def streams_gradients(self) -> bool:
-        """Whether gradients are non-resident until updates fetch them."""
-        return self._gradients.are_streamed
-
     def window_bytes(self, *, streams: bool = False, streams_gradients: bool = False) -> int:
-        """Return what an update in chunks takes, beside what is resident, or a backward whose gradients stream.
+        """Return what an update takes beside what is resident: 0 if that is all.
 
-        An update takes three chunks, one being copied out, one updated and one copied in, and its temporaries.
+        Of three chunks, one being copied out, one updated and one copied in, and of its temporaries.
 
         Args:
             streams: as if state streamed.
             streams_gradients: as if gradients did.
         """
-        streams_gradients |= self.streams_gradients
         if not (streams or streams_gradients or self._needs_chunks()):
             return 0
         sizes, groups = self._copied_bytes(streams_gradients=streams_gradients), self.optimizer.param_groups
@@ -111,13 +99,7 @@ class OptimizerState:
         taken = [sum(sizes[id(each)] for part in chunk for each in part) for chunk in chunks]
         temporaries = (_temporary_bytes(*each) for chunk in chunks for each in zip(groups, chunk, strict=True))
         together = zip(taken, [*taken[1:], 0], [*taken[2:], 0, 0], strict=False)
-        update_bytes = max(map(sum, together), default=0) + max(temporaries, default=0)
-        gradient_bytes = window_bytes([each.nbytes for each in self._parameters()]) if streams_gradients else 0
-        return max(update_bytes, gradient_bytes)
-
-    def is_non_resident(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the state is in its host copy now."""
-        return has_plain_storage(tensor) and self._host_copies.find(tensor.untyped_storage()) is not None
+        return max(map(sum, together), default=0) + max(temporaries, default=0)
 
     def stream(self, nbytes: int) -> None:
         """Make ``nbytes`` of it non-resident, that of the first parameters, and let updates stream it from now on.
@@ -131,19 +113,15 @@ class OptimizerState:
             self.streamed.add(parameter)
             nbytes -= size
         self._move_out(self._parameters())
-        self._replace_update()
+        self.replace()
 
-    def run_in_chunks(self) -> None:
+    def fetch_parameters(self) -> None:
         """Let updates fetch non-resident parameters from now on."""
         self._moves_parameters = True
-        self._replace_update()
+        self.replace()
 
-    def stream_gradients(self) -> None:
-        """Make gradients non-resident, and let updates fetch them from now on."""
-        self._gradients.stream()
-        self._replace_update()
-
-    def _replace_update(self) -> None:
+    def replace(self) -> None:
+        """Let updates fetch what is non-resident from now on, a chunk at a time; idempotent."""
         self._undo = self._undo or [
             replace_update(self.optimizer, self._update),
             self.optimizer.register_load_state_dict_pre_hook(self._defer_loading).remove,
@@ -181,7 +159,7 @@ class OptimizerState:
             return
         groups = self.optimizer.param_groups
         updated = [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
-        copied_bytes = self._copied_bytes(streams_gradients=self.streams_gradients)
+        copied_bytes = self._copied_bytes(streams_gradients=self._gradients.are_streamed)
         chunks = list(self._chunks(updated, copied_bytes))
         self._settle()
         try:
@@ -212,7 +190,12 @@ class OptimizerState:
 
     def _needs_chunks(self) -> bool:
         """Whether anything is non-resident that an update reads."""
-        return self.streams or any(map(self.is_non_resident, self._parameters()))
+        own = (each.untyped_storage() for each in self._parameters() if has_plain_storage(each))
+        return (
+            bool(self.streamed)
+            or self._gradients.are_streamed
+            or any(self._host_copies.find(each) is not None for each in own)
+        )
 
     def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return ``saved`` with what streams wrapped: torch would put all of it into device memory at once."""
@@ -339,9 +322,10 @@ class OptimizerState:
         return list(found.values())
 
 
-def updated_parameters(optimizer: Optimizer) -> frozenset[int]:
-    """Return the parameters that ``optimizer`` updates, by `id`."""
-    return frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+def updated_parameters(optimizers: Iterable[Optimizer]) -> frozenset[int]:
+    """Return the parameters that ``optimizers`` update, by `id`."""
+    groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+    return frozenset(id(parameter) for group in groups for parameter in group["params"])
 
 
 def _temporary_bytes(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> int:

@@ -56,7 +56,7 @@ from lmswap.session.diagnostics import Notes, crowded_out, warn
 from lmswap.session.engine_setup import can_swap_weights, complete_options, describe_choices, has_places, open_device
 from lmswap.session.gradients import StreamedGradients
 from lmswap.session.optimizer_memory import TrainableParameters
-from lmswap.session.optimizer_state import OptimizerState
+from lmswap.session.optimizer_state import ChunkedUpdates
 from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
@@ -67,6 +67,7 @@ from lmswap.session.state_split import best_split, trained_bytes
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
 from lmswap.session.training_state import TrainingState
+from lmswap.session.updates import Updates
 from lmswap.session.weights import Weights
 from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
 from lmswap.verify.summary import Verified
@@ -123,7 +124,7 @@ class Session:
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
-            self._optimizer_state = trained.optimizer_state = self._open_optimizer_state(state.optimizer)
+            self.updates = trained.updates = self._open_updates(state.optimizers)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
                 self._manage_weights()
@@ -454,8 +455,7 @@ class Session:
         self.memory.trim()
         why = "something beside the model holds their memory, as a detached tensor or a numpy array does"
         try:
-            left_bytes = self.weights.restore() + (self._optimizer_state.restore() if self._optimizer_state else 0)
-            self.gradients.restore()
+            left_bytes = self.weights.restore() + self.updates.restore()
         except torch.OutOfMemoryError as error:
             left_bytes = self.engine.host_copies.nbytes
             why = f"{self.device} has no room for them ({error})"
@@ -468,8 +468,7 @@ class Session:
         Session._open.discard(self)
         if self._owner is not None:
             self._owner.detach()
-        if self._optimizer_state is not None:
-            self._optimizer_state.close()
+        self.updates.close()
         self.engine.close()
         self.memory.close()
         self.traces.evict_all()
@@ -532,53 +531,42 @@ class Session:
 
     def _manage_weights(self) -> None:
         weight_bytes = self.weights.manage()
-        self.memory.count(weight_bytes + (self.budget.count_all_state() if self._optimizer_state is not None else 0))
-        if self._optimizer_state is not None:
-            self._optimizer_state.run_in_chunks()
-
-    def updates(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the state of ``optimizer`` may stream for this model."""
-        return self._optimizer_state is not None and self._optimizer_state.optimizer is optimizer
+        self.memory.count(weight_bytes + (self.budget.count_all_state() if self.updates else 0))
+        self.updates.fetch_parameters()
 
     @property
     def state_bytes(self) -> int:
         """Bytes of optimizer state, and of gradients, that are non-resident between steps."""
-        state = self._optimizer_state
-        return state.streamed_bytes + state.gradient_bytes if state is not None else 0
+        return self.updates.streamed_bytes + self.updates.gradient_bytes
 
     def state_copied_bytes(self, step: PlannedStep | None) -> int:
         """Return what an update after ``step``, and its backward, copy each way beside its plan."""
-        if self._optimizer_state is None or step is None:
+        if not self.updates or step is None:
             return self.state_bytes
         return self.state_bytes + trained_bytes(step.plan, step.merged.program)
 
-    def _open_optimizer_state(self, optimizer: torch.optim.Optimizer | None) -> OptimizerState | None:
-        if optimizer is None:
-            return None
-        if self.options.tier not in ("host", "disk"):
+    def _open_updates(self, optimizers: Sequence[torch.optim.Optimizer]) -> Updates:
+        if optimizers and self.options.tier not in ("host", "disk"):
             raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{self.options.tier}'")
-        if self.device.type == "cpu" and self.options.weights == "auto":
+        if optimizers and self.device.type == "cpu" and self.options.weights == "auto":
             why = "the tier has no room for them" if can_swap_weights(self.options) else "graphs of lmswap's own can"
             self.note_once(f"parameters stay resident, and do not count: {why}")
-        return OptimizerState(
-            optimizer,
-            self.engine.host_copies,
-            self.gradients,
-            min_bytes=self.options.min_swap_bytes,
-            budget_bytes=self.budget.nbytes,
-        )
+        given = {"min_bytes": self.options.min_swap_bytes, "budget_bytes": self.budget.nbytes}
+        host_copies = self.engine.host_copies
+        of_each = [ChunkedUpdates(each, host_copies, self.gradients, **given) for each in optimizers]
+        return Updates(of_each, self.gradients, host_copies)
 
     def _stream_state(self, program: Program, costs: OpCosts, planned: PlannedStep | None = None) -> bool:
         """Let more of the optimizer's state, and gradients, stream if the step is faster then; whether it is.
 
         ``planned`` is the step as it is now; None if no plan fits.
         """
-        state = self._optimizer_state
-        if state is None:
+        updates = self.updates
+        if not updates:
             return False
         split = best_split(
             self.plans,
-            state,
+            updates,
             program,
             costs,
             self.budget.allowance(program),
@@ -588,14 +576,14 @@ class Session:
         )
         if split is None:
             return False
-        state.stream(split.state_bytes)
+        updates.stream_state(split.state_bytes)
         if split.has_gradients:
-            state.stream_gradients()
+            updates.stream_gradients()
         self.memory.trim()
         self.note_once(
-            f"optimizer state: {format_bytes(state.streamed_bytes)} of {format_bytes(state.nbytes)}"
-            f"{', and gradients,' * state.streams_gradients} are non-resident between updates; "
-            f"each copies them in and out, and takes {format_bytes(state.window_bytes())} for that"
+            f"optimizer state: {format_bytes(updates.streamed_bytes)} of {format_bytes(updates.state_bytes)}"
+            f"{', and gradients,' * self.gradients.are_streamed} are non-resident between updates; "
+            f"each copies them in and out, and takes {format_bytes(updates.window_bytes())} for that"
         )
         return True
 

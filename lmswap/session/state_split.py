@@ -11,8 +11,8 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
-from lmswap.session.optimizer_state import OptimizerState
 from lmswap.session.plan_store import StepPlans
+from lmswap.session.updates import Updates
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _WORTH_STREAMING = 0.02  # of the step's seconds: less is within the error of predictions
@@ -27,7 +27,7 @@ class Split(NamedTuple):
 
 def best_split(
     plans: StepPlans,
-    state: OptimizerState,
+    updates: Updates,
     program: Program,
     costs: OpCosts,
     allowance: Allowance,
@@ -36,13 +36,13 @@ def best_split(
     planned: CachedPlan | None,
     may_stream_gradients: bool,
 ) -> Split | None:
-    """Return what of ``state`` and its gradients to stream to ``tier``; None if more than now gains nothing.
+    """Return what of state and gradients to stream to ``tier``; None if more than now gains nothing.
 
     An update is assumed in each step, and that its copies run beside each other, but not beside the step.
 
     Args:
         plans: of the model.
-        state: of the optimizer.
+        updates: of the model's optimizers.
         program: the step.
         costs: its costs.
         allowance: what the step may occupy while as much streams as now.
@@ -55,17 +55,17 @@ def best_split(
         link, plan = planned.machine.tier(tier).link, planned.plan
         best_seconds = plan.predicted_seconds + _update_seconds(link, trained_bytes(plan, program))
         best_seconds *= 1 - _WORTH_STREAMING
-    for split in _splits(state, may_stream_gradients=may_stream_gradients):
-        streams_more = split.has_gradients and not state.streams_gradients
+    for split in _splits(updates, may_stream_gradients=may_stream_gradients):
+        streams_more = split.has_gradients and not updates.gradients.are_streamed
         step = program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if streams_more else program
-        freed_bytes = _freed_bytes(split, state, allowance)
+        freed_bytes = _freed_bytes(split, updates, allowance)
         if freed_bytes <= 0 and not streams_more:
             continue
         found = plans.try_within(step, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
         if found is None:
             continue
         gradient_bytes = program.gradient_bytes * split.has_gradients
-        more_bytes = split.state_bytes - state.streamed_bytes + gradient_bytes * streams_more
+        more_bytes = split.state_bytes - updates.streamed_bytes + gradient_bytes * streams_more
         target = found.machine.tier(tier)
         if split.state_bytes + gradient_bytes + found.plan.tier_bytes.get(tier, 0) > target.held_bytes:
             continue
@@ -76,22 +76,22 @@ def best_split(
     return best
 
 
-def _splits(state: OptimizerState, *, may_stream_gradients: bool) -> Iterator[Split]:
+def _splits(updates: Updates, *, may_stream_gradients: bool) -> Iterator[Split]:
     """Yield splits of which more streams than now: gradients after all state, as they cost a backward copies, too."""
-    total_bytes = state.nbytes
-    if not state.streams_gradients:
+    total_bytes = updates.state_bytes
+    if not updates.gradients.are_streamed:
         shares = (int(share * total_bytes) for share in _SHARES)
-        yield from (Split(nbytes, has_gradients=False) for nbytes in shares if nbytes > state.streamed_bytes)
-    if may_stream_gradients and not state.streams_gradients:
+        yield from (Split(nbytes, has_gradients=False) for nbytes in shares if nbytes > updates.streamed_bytes)
+    if may_stream_gradients and not updates.gradients.are_streamed:
         yield Split(total_bytes, has_gradients=True)
 
 
-def _freed_bytes(split: Split, state: OptimizerState, allowance: Allowance) -> int:
+def _freed_bytes(split: Split, updates: Updates, allowance: Allowance) -> int:
     """Return the device memory that ``split`` frees outside of a step."""
     held = allowance.trained
-    freed_bytes = min(split.state_bytes - state.streamed_bytes, held.optimizer_bytes + held.pending_optimizer_bytes)
-    now_bytes = state.window_bytes() if state.runs_in_chunks else 0
-    freed_bytes += now_bytes - state.window_bytes(streams=True, streams_gradients=split.has_gradients)
+    freed_bytes = min(split.state_bytes - updates.streamed_bytes, held.optimizer_bytes + held.pending_optimizer_bytes)
+    now_bytes = updates.window_bytes() if updates.run_in_chunks else 0
+    freed_bytes += now_bytes - updates.window_bytes(streams=True, streams_gradients=split.has_gradients)
     return freed_bytes + split.has_gradients * held.gradient_bytes
 
 

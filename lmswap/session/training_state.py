@@ -1,8 +1,8 @@
-"""The state of a model's training from step to step: parameters, buffers, and the optimizer with its own."""
+"""The state of a model's training from step to step: parameters, buffers, and the optimizers with their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ NamedTensors = Callable[[], Mapping[str, torch.Tensor]]
 
 
 class TrainingState(NamedTuple):
-    """The parameters and buffers of a model, and the optimizer whose state may stream."""
+    """The parameters and buffers of a model, and the optimizers whose state may stream."""
 
     parameters: NamedTensors
     buffers: NamedTensors = dict[str, torch.Tensor]
-    optimizer: torch.optim.Optimizer | None = None
+    optimizers: Sequence[torch.optim.Optimizer] = ()

@@ -67,10 +67,10 @@ class Weights:
         Of the buffers only those that the model has then: what replaces one is the state of steps, as a cache is.
         """
         self._parameters, self._buffers = trained.parameters, trained.buffers
-        self._optimizer = trained.optimizer
+        self._optimizers = trained.optimizers
         self._managed_buffers: Mapping[str, torch.Tensor] = {}
         self._host_copies, self._min_bytes, self._note = host_copies, min_bytes, note
-        self._written: frozenset[str] = frozenset()  # by steps, or differentiated and not updated by the optimizer
+        self._written: frozenset[str] = frozenset()  # by steps, or differentiated and not updated in chunks
         self._kept: dict[str, int] = {}  # resident ones that plans count, by the first name: their bytes
         self.is_managed = False
 
@@ -134,7 +134,7 @@ class Weights:
     def placeable(self) -> Placeable:
         """Return the weights that a plan may place now."""
         names, trained = set[str](), set[str]()
-        updated = updated_parameters(self._optimizer) if self._optimizer is not None else frozenset()
+        updated = updated_parameters(self._optimizers)
         parameter_bytes = resident_bytes = 0
         for group in self._groups() if self.is_managed else ():
             if not self._written.isdisjoint(group.names):

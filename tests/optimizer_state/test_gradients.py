@@ -18,8 +18,8 @@ from tests.training import session_of
 
 def streaming(model, optimizer):
     enabled(model, optimizer)
-    state = session_of(model)._optimizer_state
-    state.stream(state.nbytes)
+    state = session_of(model).updates
+    state.stream_state(state.state_bytes)
     state.stream_gradients()
 
 

@@ -68,14 +68,14 @@ def made(name="adamw"):
 def streaming(model, optimizer, **options):
     """Enable ``model``, with a state that streams in chunks of a few layers."""
     lmswap.enable(model, "1GiB", optimizer=optimizer, **({"min_swap_bytes": 1024} | options))
-    session_of(model)._optimizer_state._max_chunk_bytes = 5 * WIDTH * WIDTH * 4
+    session_of(model).updates.of_each[0]._max_chunk_bytes = 5 * WIDTH * WIDTH * 4
     return stream_all(model)
 
 
 def stream_all(model):
-    state = session_of(model)._optimizer_state
-    state.stream(state.nbytes)
-    return state
+    updates = session_of(model).updates
+    updates.stream_state(updates.state_bytes)
+    return updates.of_each[0]
 
 
 def train(model, optimizer, steps=4, *, first=0, between=lambda step: None):
@@ -164,7 +164,7 @@ def test_state_that_fits_stays_as_it_is():
     lmswap.enable(model, "1GiB", optimizer=optimizer)
     train(model, optimizer)
     assert not non_resident(model, optimizer)
-    assert not session_of(model)._optimizer_state._needs_chunks()
+    assert not session_of(model).updates.of_each[0]._needs_chunks()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -332,7 +332,7 @@ def test_optimizers_that_need_more_than_gradients_stay_resident(kind):
 
 def test_what_is_no_optimizer_of_the_model_is_refused():
     model, _ = made()
-    with pytest.raises(OptionError, match=r"takes a torch\.optim\.Optimizer, not str"):
+    with pytest.raises(OptionError, match=r"takes a torch\.optim\.Optimizer, or several, not str"):
         lmswap.enable(model, "1GiB", optimizer="adam")
     with pytest.raises(OptionError, match="trains no parameter of Network"):
         lmswap.enable(model, "1GiB", optimizer=torch.optim.Adam(nn.Linear(2, 2).parameters()))

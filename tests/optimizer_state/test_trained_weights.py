@@ -17,7 +17,7 @@ def enabled(model, optimizer, **options):
     """Enable ``model`` so that its plans swap all weights."""
     given = {"policy": "swap_all", "weights": "swap", "min_swap_bytes": 1024}
     lmswap.enable(model, "1GiB", optimizer=optimizer, **(given | options))
-    session_of(model)._optimizer_state._max_chunk_bytes = 5 * WIDTH * WIDTH * 4
+    session_of(model).updates.of_each[0]._max_chunk_bytes = 5 * WIDTH * WIDTH * 4
 
 
 def non_resident_parameters(model):
@@ -43,8 +43,8 @@ def test_state_and_parameters_stream_together():
     expected = train(plain, plain_optimizer, STEPS)
     model, optimizer = made("adamw foreach")
     enabled(model, optimizer)
-    state = session_of(model)._optimizer_state
-    state.stream(state.nbytes)
+    state = session_of(model).updates
+    state.stream_state(state.state_bytes)
     assert same(train(model, optimizer, STEPS), expected)
     assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
     report = lmswap.report(model)
@@ -113,3 +113,31 @@ def test_training_resumes_from_saved_weights_and_state():
     optimizer.load_state_dict(saved[1])
     assert same(train(model, optimizer, first=4), expected)
     assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
+
+
+def test_several_optimizers_of_one_model():
+    def trained(enable):
+        model, _ = made()
+        matrices = [each for each in model.parameters() if each.ndim == 2]
+        others = [each for each in model.parameters() if each.ndim < 2]
+        optimizers = [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-2)]
+        if enable:
+            enabled(model, optimizers)
+            updates = session_of(model).updates
+            updates.stream_state(updates.state_bytes)
+            updates.stream_gradients()
+        seen = []
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            loss = model(torch.randn(4, WIDTH))
+            loss.backward()
+            seen.append(loss.detach())
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return model, [*seen, *all_tensors(model, optimizers[0]), *all_tensors(model, optimizers[1])]
+
+    model, found = trained(enable=True)
+    assert same(found, trained(enable=False)[1])
+    assert len(non_resident_parameters(model)) == 7
+    lmswap.disable(model)
