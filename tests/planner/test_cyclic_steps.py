@@ -20,6 +20,7 @@ from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane
 from lmswap.planner import KEEP_WHAT_FITS, make_plan, simulate, verify
+from lmswap.planner.bound import price_lp
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
 from lmswap.planner.simulate import simulate_swaps
@@ -179,6 +180,19 @@ def test_copies_both_ways_share_the_link_in_the_bound(both_factor: float, second
     verify_certificate(step.program, step.costs, machine, certificate, **limits)
     with pytest.raises(PlanInvalid, match="certificate"):
         verify_certificate(step.program, step.costs, machine, replace(certificate, seconds=seconds + 0.01), **limits)
+
+
+def test_the_linear_program_of_a_certificate_leaves_out_what_is_zero_anyway(monkeypatch) -> None:
+    programs = []
+    solve = price_lp.linprog
+    monkeypatch.setattr(price_lp, "linprog", lambda *args, **parts: programs.append(parts) or solve(*args, **parts))
+    step = layers(WA=8, WB=8, WC=8)
+    certify(step.program, step.costs, unit_machine(), budget_bytes=20, tier="host", min_swap_bytes=1)
+    for program in programs:
+        assert (program["bounds"][:, 1] > 0).all()
+        assert program["A_ub"].count_nonzero(axis=0).all()
+        assert program["A_ub"].count_nonzero(axis=1).all()
+    assert programs
 
 
 def test_state_that_streams_through_the_device_keeps_both_lanes_busy() -> None:

@@ -77,11 +77,22 @@ class _PriceProgram:
         self._limit_run(self._out, self._into, self._run)
         self._limit_run(self._out_at_cut, self._in_at_cut, self._run_at_cut)
         self._limit_versions()
+        most, values = self._max(), np.zeros(self._num_variables)
         row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
-        rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
-        bounds = np.column_stack([np.zeros(self._num_variables), self._max()])
-        found = linprog(-self._gain(), A_ub=rows, b_ub=np.concatenate(self._limits), bounds=bounds, method="highs-ds")
-        return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
+        # What is 0 anyway is left out: at a cyclic step of 955 ops four of five variables, and 10 of 23 MiB.
+        counts = (most[column] > 0) & (value != 0)
+        rows, row = np.unique(row[counts], return_inverse=True)
+        columns, column = np.unique(column[counts], return_inverse=True)
+        found = linprog(
+            -self._gain()[columns],
+            A_ub=csr_array((value[counts], (row, column)), shape=(len(rows), len(columns))),
+            b_ub=np.concatenate(self._limits)[rows],
+            bounds=np.column_stack([np.zeros(len(columns)), most[columns]]),
+            method="highs-ds",
+        )
+        if found.x is not None:
+            values[columns] = found.x
+        return self._prices(values)
 
     def _limit_run(self, out: Ints, into: Ints, run: Ints) -> None:
         """See `Dual`: what a second of compute costs at most, beside copies both ways."""
