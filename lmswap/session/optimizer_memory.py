@@ -86,7 +86,7 @@ class TrainableParameters:
         ``assumed_values`` per value of a parameter are pending where an optimizer is unknown, or none exists.
         """
         parameters = list(self._alive())
-        optimizers = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        optimizers = _optimizers()
         num_values, pending_bytes = _pending_values(optimizers, assumed_values), 0
         if (updates := self.updated_in_chunks) is not None:
             num_values |= dict.fromkeys(updates.streamed, 0)
@@ -118,6 +118,19 @@ class TrainableParameters:
 
     def _trained(self) -> Iterator[Tensor]:
         return (parameter for parameter in self._alive() if parameter.requires_grad)
+
+
+def _optimizers() -> list[Optimizer]:
+    """Return all optimizers of the process: what refers to a class of theirs, as its instances do.
+
+    `gc.get_objects` would list every object of the process: 10 MiB and more once a graph was compiled.
+    """
+    classes = {Optimizer}
+    new = [Optimizer]
+    while new:
+        new = [each for known in new for each in known.__subclasses__() if each not in classes]
+        classes.update(new)
+    return [each for each in gc.get_referrers(*classes) if issubclass(type(each), Optimizer)]
 
 
 def state_tensors(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:

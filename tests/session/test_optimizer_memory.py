@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import tracemalloc
 
 import pytest
 import torch
@@ -168,3 +169,17 @@ def test_a_quantized_parameter_counts_what_it_wraps():
     values, scale = torch.zeros(64, 32, dtype=torch.int8), torch.ones(64, 1)
     parameter = nn.Parameter(Quantized(values, scale), requires_grad=False)
     assert TrainableParameters(lambda: [parameter]).measure().parameter_bytes == values.nbytes + scale.nbytes
+
+
+def test_optimizers_are_found_without_memory_for_all_objects_of_the_process():
+    parameters, bystanders = make(), [[] for _ in range(2**18)]
+    optimizer = optim.Adam(parameters)
+    trained = TrainableParameters(lambda: parameters)
+    tracemalloc.start()
+    try:
+        found, (_, peak_bytes) = trained.measure(assumed_values=0), tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.pending_optimizer_bytes == 2 * sum(parameter.nbytes for parameter in parameters)
+    assert peak_bytes < len(bystanders)
+    assert optimizer
