@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._inductor.debug  # torch imports it as it first traces: 4 MiB of code that are no growth of a model
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import aot_autograd as stages

@@ -1,5 +1,7 @@
 """Nothing is heard of a trace that failed and was discarded; warnings of the model's own code are."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -83,3 +85,18 @@ def test_shape_assumptions_of_a_trace_are_dropped_with_it():
         assert len(FakeTensorMode.cache) == 0
         output.sum().backward()
     lmswap.disable(model)
+
+
+FIRST_CALL = """
+import sys, torch, lmswap
+from pathlib import Path
+model = lmswap.enable(torch.nn.Linear(3, 3), "1GiB")
+there = {*sys.modules}
+model(torch.ones(2, 3))
+print(sum(Path(new.__file__).stat().st_size for name, new in [*sys.modules.items()] if name not in there))
+"""
+
+
+def test_a_first_call_imports_little_code_as_that_would_be_growth_of_the_model():
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 2**20
