@@ -20,6 +20,7 @@ from benchmarks.state.tasks import TASKS, micro_batches
 from benchmarks.state.ways import MAX_NORM, WAYS, Limits
 from benchmarks.weights.outcomes import LMSWAP, Outcome, Run
 from benchmarks.weights.training import measure, own_figures, tensor_digest
+from lmswap.hardware.disk import swap_directory
 from lmswap.hardware.memory import DeviceMemory
 
 _RAMP = 4  # steps in which the learning rate rises
@@ -125,9 +126,9 @@ class _Training:
         """Save parameters, state and schedule, train a step that does not count, and load them."""
         if not (self._task.is_saved and self._way.is_saved):
             return
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-            files = {name: Path(folder) / f"{name}.pt" for name in ("model", "optimizer", "schedule")}
-            stateful = dict(zip(files, (self._model, self._optimizer, self._schedule), strict=True))
+        stateful: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer, "schedule": self._schedule}
+        with tempfile.TemporaryDirectory(dir=swap_directory()) as folder:
+            files = {name: Path(folder) / f"{name}.pt" for name in stateful}
             with self.phase(SAVE):
                 for name, each in stateful.items():
                     torch.save(each.state_dict(), files[name])
@@ -148,7 +149,7 @@ class _Training:
         read_bytes: float | None = None
         if self._run.way == LMSWAP:
             report, found = own_figures(self._model, own_seconds), lmswap.report(self._model)
-            read_bytes = self._task.micro_batches * found.swapped_in_bytes + found.state_in_bytes
+            read_bytes = self._task.micro_batches * (found.swapped_in_bytes or 0) + (found.state_in_bytes or 0)
         elif self._applied.read_bytes is not None:
             read_bytes = self._applied.read_bytes() / len(self._bits)
         first_timed = len(self._seconds) - self._run.steps.timed
