@@ -610,15 +610,19 @@ class Session:
 
         Optimizer state streams where no plan fits otherwise, or the step is faster so.
         """
+        is_split = False  # of all splits, the best
         while True:
             try:
                 step = self.plans.make(indices, merged, costs, known)
             except PlanInfeasible:
-                if not self.traces.evict_half() and not self._stream_state(merged.program, costs):
-                    raise
+                if not self.traces.evict_half():
+                    is_split = self._stream_state(merged.program, costs)
+                    if not is_split:
+                        raise
             else:
-                if not step.moves or not self._stream_state(merged.program, step.costs, step):
+                if is_split or not step.moves or not self._stream_state(merged.program, step.costs, step):
                     return step
+                is_split = True
             if (streamed := self._with_streamed(merged)) != merged:
                 merged, known = streamed, self.plans.load_cached(streamed.program)
 

@@ -73,6 +73,8 @@ def best_split(
         seconds += _update_seconds(target.link, more_bytes + trained_bytes(found.plan, step))
         if seconds < best_seconds:
             best, best_seconds = split, seconds
+        if not (found.plan.swaps or found.plan.recomputes):
+            break  # a larger split gains nothing, and its updates take longer
     return best
 
 
