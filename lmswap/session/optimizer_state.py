@@ -198,11 +198,11 @@ class ChunkedUpdates:
         )
 
     def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return ``saved`` with what streams wrapped: torch would put all of it into device memory at once."""
+        """Return ``saved`` with its state wrapped: torch would put it into device memory beside what is there."""
         numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
         state = dict(saved["state"])
         for number, parameter in zip(numbers, self._parameters(), strict=False):  # torch compares the groups
-            if id(parameter) in self.streamed and number in state:
+            if has_plain_storage(parameter) and number in state:
                 state[number] = {
                     key: _Deferred(value)
                     if isinstance(value, Tensor) and value.ndim and value.nbytes >= self._min_bytes

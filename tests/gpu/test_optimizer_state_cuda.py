@@ -108,3 +108,19 @@ def test_a_training_state_larger_than_the_card_streams_within_the_budget(backwar
     assert torch.cuda.max_memory_reserved() <= budget_bytes
     find = session_of(model).engine.host_copies.find
     assert all(find(value.untyped_storage()) for value in optimizer.state[model[0].weight].values() if value.ndim)
+
+
+def test_loading_takes_no_more_than_a_part_of_the_state():
+    model, optimizer = made()
+    lmswap.enable(model, "4GiB", optimizer=optimizer)
+    updates = session_of(model).updates
+    updates.stream_state(updates.state_bytes // 4)
+    train(model, optimizer, 2)
+    saved = on_host(optimizer.state_dict())
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    optimizer.load_state_dict(saved)
+    assert torch.cuda.max_memory_allocated() <= before_bytes + 16 * MIB  # of 96
+    found = on_host(optimizer.state_dict())["state"]
+    assert all(same([*values.values()], [*found[number].values()]) for number, values in saved["state"].items())
