@@ -549,7 +549,8 @@ class Session:
         if optimizers and self.options.tier not in ("host", "disk"):
             raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{self.options.tier}'")
         if optimizers and self.device.type == "cpu" and self.options.weights == "auto":
-            why = "the tier has no room for them" if can_swap_weights(self.options) else "graphs of lmswap's own can"
+            has_graphs = can_swap_weights(self.options)
+            why = "the tier has no room for them" if has_graphs else "only graphs of compiler='fx' could fetch them"
             self.note_once(f"parameters stay resident, and do not count: {why}")
         given = {"min_bytes": self.options.min_swap_bytes, "budget_bytes": self.budget.nbytes}
         host_copies = self.engine.host_copies
@@ -564,6 +565,7 @@ class Session:
         updates = self.updates
         if not updates:
             return False
+        are_captured = self.options.compiler == "fx" and not any(isinstance(g, SavedSequence) for g in self.graphs)
         split = best_split(
             self.plans,
             updates,
@@ -572,7 +574,7 @@ class Session:
             self.budget.allowance(program),
             tier=self.options.tier,
             planned=planned,
-            may_stream_gradients=self.options.compiler == "fx" and self.verified is None and not is_distributed(),
+            may_stream_gradients=are_captured and self.verified is None and not is_distributed(),
         )
         if split is None:
             return False
