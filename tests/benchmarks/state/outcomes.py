@@ -27,6 +27,6 @@ LMSWAP = replace(
     peak_bytes=2**28,
     seconds=(1.1, 2.2, 3.3),
     read_bytes=2**27,
-    report=REPORT,
+    report={**REPORT, "bound_seconds": 1.0},
     peaks=dict.fromkeys(PEAKS, 2**28),
 )
