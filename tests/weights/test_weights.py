@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import time
 
 import numpy as np
 import pytest
@@ -289,6 +290,41 @@ def test_a_forked_child_has_weights_of_its_own():
     child.join()
     assert child.exitcode == 0
     assert torch.equal(model.layers[0].weight, before)
+
+
+def grandchild_of(weight, connection):
+    connection.send(weight[0].tolist())
+
+
+def child_with_a_model(weight, connection):
+    """Write a part of ``weight``, and send it from a child of this process, then with an enabled model of its own."""
+    torch.set_num_threads(1)
+    weight[0].fill_(7)
+    context = multiprocessing.get_context("fork")
+    grandchild = context.Process(target=grandchild_of, args=(weight, connection))
+    grandchild.start()
+    grandchild.join()
+    model = lmswap.enable(nn.Linear(1024, 1024), "1GiB", **SMALL)
+    for _ in range(20):  # pages of its own host copies are mapped again and again, and trimmed
+        model.weight.sum()
+        time.sleep(0.005)
+    connection.send(weight[0].tolist())
+
+
+@pytest.mark.cpu_only("children cannot use a GPU that the parent uses")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_what_a_forked_child_writes_outlives_its_own_children_and_models():
+    model = lmswap.enable(small(), "1GiB", **SMALL)
+    one_step(model)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=child_with_a_model, args=(model.layers[0].weight, there))
+    child.start()
+    for _ in range(2):
+        assert here.poll(30), "the child has ended"
+        assert here.recv() == [7.0] * 32
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_what_dlpack_exports_stays_where_it_is():

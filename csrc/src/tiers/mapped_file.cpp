@@ -25,6 +25,7 @@ struct Mapping {
   void* data;
   uint64_t nbytes;
   int descriptor;
+  bool is_private;  // a parent's, whose pages may hold what this process wrote
 };
 
 // Nothing is allocated or freed while the mutex is held: allocators have locks of their own across forks.
@@ -67,7 +68,9 @@ void trim_while_mapped() noexcept {
       break;
     }
     if (!is_over) continue;
-    for (const Mapping& mapping : mappings().all) madvise(mapping.data, mapping.nbytes, MADV_DONTNEED);
+    for (const Mapping& mapping : mappings().all) {
+      if (!mapping.is_private) madvise(mapping.data, mapping.nbytes, MADV_DONTNEED);
+    }
     others = file_pages(statm);
   }
   if (statm >= 0) close(statm);
@@ -75,7 +78,8 @@ void trim_while_mapped() noexcept {
 
 void make_private() noexcept {
   mappings().are_trimmed = false;  // the thread is the parent's
-  for (const Mapping& mapping : mappings().all) {
+  for (Mapping& mapping : mappings().all) {
+    if (std::exchange(mapping.is_private, true)) continue;
     constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
     if (mmap(mapping.data, mapping.nbytes, PROT_READ | PROT_WRITE, kFlags, mapping.descriptor, 0) == MAP_FAILED) {
       constexpr std::string_view kText = "lmswap: a forked process shares host copies with its parent: mmap failed\n";
@@ -101,7 +105,7 @@ MappedFile::MappedFile(const SwapDirectory& directory, uint64_t nbytes, std::sha
                                                 "(sysctl vm.max_map_count)");
   }
   data_ = static_cast<std::byte*>(mapped);
-  made.front() = {mapped, nbytes, descriptor()};
+  made.front() = {mapped, nbytes, descriptor(), false};
   bool are_trimmed = false;
   {
     const std::lock_guard guard(mappings().mutex);
