@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
+from lmswap.torch_compat.operators import eager_dispatch
+
 __all__ = ["peek_interpreter_stack"]  # the innermost transform of torch.func that runs in this thread, or None
 
 Pack = Callable[..., Any]  # these two are saved-tensor hooks
@@ -48,7 +50,7 @@ def gradient_accumulator(tensor: Tensor) -> Any:
     """Return the node that accumulates the gradient of ``tensor``, and owns it; None without one."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return None
-    with torch.enable_grad():
+    with torch.enable_grad(), eager_dispatch():  # also in the middle of a trace
         view: Any = tensor.view_as(tensor)
     return view.grad_fn.next_functions[0][0]
 

@@ -141,3 +141,17 @@ def test_several_optimizers_of_one_model():
     assert same(found, trained(enable=False)[1])
     assert len(non_resident_parameters(model)) == 7
     lmswap.disable(model)
+
+
+def test_a_call_is_captured_while_an_earlier_loss_is_kept():
+    """A graph refers to parameters then, which is examined in the middle of a trace."""
+    model, optimizer = made()
+    enabled(model, optimizer)
+    loss = model(torch.randn(4, WIDTH))
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.randn(4, WIDTH))
+    model(torch.randn(6, WIDTH)).backward()
+    assert loss.requires_grad
+    assert not any("path:" in note for note in lmswap.report(model).notes)
