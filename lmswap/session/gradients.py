@@ -33,14 +33,15 @@ class StreamedGradients:
     def __init__(self, parameters: NamedTensors, host_copies: HostCopies, *, min_bytes: int) -> None:
         """Gradients whose storages have ``min_bytes`` stream."""
         self._parameters, self._host_copies, self._min_bytes = parameters, host_copies, min_bytes
-        self._fetched: dict[str, Fetched] = {}  # resident, with host copies that are kept for them
-        self._spares: dict[str, torch.UntypedStorage] = {}  # whose host copies later gradients take over
+        # By `id` of the parameter, as one may have several names: resident, with host copies that are kept for them.
+        self._fetched: dict[int, Fetched] = {}
+        self._spares: dict[int, torch.UntypedStorage] = {}  # likewise: whose host copies later gradients take over
         self.are_streamed = False
 
     def stream(self) -> None:
         """Move gradients to host copies from now on."""
         self.are_streamed = True
-        self._move_out(self._parameters())
+        self._move_out(self._parameters().values())
 
     def restore(self) -> None:
         """Make all of them resident, and keep later ones on the device.
@@ -64,53 +65,53 @@ class StreamedGradients:
         self._settle()
         return BackwardGradients(self, self._parameters(), parts)
 
-    def start_leaving(self, parameters: Mapping[str, Tensor]) -> list[str]:
-        """Start to copy out the gradients of ``parameters`` that are resident; return the names, for `finish`."""
-        leaving: list[str] = []
-        for name, parameter in parameters.items():
+    def start_leaving(self, parameters: Iterable[Tensor]) -> list[int]:
+        """Start to copy out the gradients of ``parameters`` that are resident; return the ids, for `finish`."""
+        leaving: list[int] = []
+        for number, parameter in _by_id(parameters).items():
             storage = self._storage(parameter)
             if storage is None or self._host_copies.find(storage) is not None or _is_held_elsewhere(parameter, storage):
                 continue
-            known = self._fetched.get(name)
+            known = self._fetched.get(number)
             if known is None or storage_id(known.storage) != storage_id(storage):
-                self._fetched[name] = self._host_copies.prepare_move_out(storage, self._spares.pop(name, None))
-            self._host_copies.start_write_back(self._fetched[name])
-            leaving.append(name)
+                self._fetched[number] = self._host_copies.prepare_move_out(storage, self._spares.pop(number, None))
+            self._host_copies.start_write_back(self._fetched[number])
+            leaving.append(number)
         return leaving
 
-    def start_coming(self, parameters: Mapping[str, Tensor]) -> list[str]:
-        """Start to copy in the gradients of ``parameters`` that are non-resident; return the names, for `finish`."""
-        coming: list[str] = []
-        for name, parameter in parameters.items():
+    def start_coming(self, parameters: Iterable[Tensor]) -> list[int]:
+        """Start to copy in the gradients of ``parameters`` that are non-resident; return the ids, for `finish`."""
+        coming: list[int] = []
+        for number, parameter in _by_id(parameters).items():
             storage = self._storage(parameter)
             if storage is not None and (fetched := self._host_copies.prepare_fetch(storage)) is not None:
-                self._fetched[name] = fetched
+                self._fetched[number] = fetched
                 self._host_copies.start_fetch(fetched)
-                coming.append(name)
+                coming.append(number)
         return coming
 
-    def finish(self, leaving: Iterable[str], coming: Iterable[str] = ()) -> None:
+    def finish(self, leaving: Iterable[int], coming: Iterable[int] = ()) -> None:
         """Make the current stream wait for copies that were started.
 
         Raises:
             TransferError: a copy failed; that gradient stays where it was.
         """
-        for name in coming:
-            self._host_copies.finish_fetch(self._fetched[name])
-        for name in leaving:
-            fetched = self._fetched[name]
+        for number in coming:
+            self._host_copies.finish_fetch(self._fetched[number])
+        for number in leaving:
+            fetched = self._fetched[number]
             self._host_copies.finish_write_back(fetched)
-            self._spares[name] = fetched.storage
-            del self._fetched[name]
+            self._spares[number] = fetched.storage
+            del self._fetched[number]
 
-    def _move_out(self, parameters: Mapping[str, Tensor]) -> None:
+    def _move_out(self, parameters: Iterable[Tensor]) -> None:
         self.finish(self.start_leaving(parameters))
 
     def _settle(self) -> None:
         """Make what an interrupted backward has left resident non-resident, or forget it if it was dropped."""
-        for name, fetched in [*self._fetched.items()]:
+        for number, fetched in [*self._fetched.items()]:
             self._host_copies.settle(fetched)
-            del self._fetched[name]
+            del self._fetched[number]
 
     def _storage(self, parameter: Tensor) -> torch.UntypedStorage | None:
         """Return the storage of its gradient, if that can stream."""
@@ -128,20 +129,20 @@ class BackwardGradients:
         self, gradients: StreamedGradients, parameters: Mapping[str, Tensor], parts: Sequence[Sequence[str]]
     ) -> None:
         self._gradients, self._parameters, self._parts = gradients, parameters, iter(parts)
-        self._computed: dict[str, Tensor] = {}  # by the part before
+        self._computed: list[Tensor] = []  # parameters whose gradients the part before has completed
         queue_callback(self._end)
 
     @contextmanager
     def around_part(self) -> Iterator[None]:
         """Copy gradients while the next part runs: out those of the part before, in those that it adds to."""
         leaving = self._gradients.start_leaving(self._computed)
-        self._computed = {name: self._parameters[name] for name in next(self._parts) if name in self._parameters}
+        self._computed = [self._parameters[name] for name in next(self._parts) if name in self._parameters]
         coming = self._gradients.start_coming(self._computed)
         yield
         self._gradients.finish(leaving, coming)
 
     def _end(self) -> None:
-        self._gradients._move_out(self._parameters)
+        self._gradients._move_out(self._parameters.values())
 
 
 def window_bytes(sizes: Sequence[int]) -> int:
@@ -150,6 +151,10 @@ def window_bytes(sizes: Sequence[int]) -> int:
     Of three parts: those copied out, those computed and those that these are added to.
     """
     return 3 * (part_bytes(sum(sizes)) + max(sizes, default=0))
+
+
+def _by_id(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+    return {id(tensor): tensor for tensor in tensors}
 
 
 def _is_held_elsewhere(parameter: Tensor, storage: torch.UntypedStorage) -> bool:

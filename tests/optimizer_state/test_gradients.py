@@ -129,6 +129,38 @@ def test_a_scaler_that_skips_steps():
     assert same(trained(enable=True), trained(enable=False))
 
 
+class Tied(nn.Module):
+    """Two names of one parameter, which is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh()).square().mean()
+
+
+def test_the_gradient_of_a_parameter_of_two_names_is_copied_once(monkeypatch):
+    """A second copy out would read memory that the end of the first has freed."""
+    copied = []
+
+    def trained(enable):
+        torch.manual_seed(0)
+        model = Tied()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if enable:
+            streaming(model, optimizer)
+            host_copies = session_of(model).engine.host_copies
+            start = host_copies.start_write_back
+            monkeypatch.setattr(host_copies, "start_write_back", lambda each: copied.append(each) or start(each))
+        seen = train(model, optimizer, 1, before_update=lambda: counts.append(len(copied)))
+        return [*seen, *train(model, optimizer, backwards=2), *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+    assert counts[0] == 1
+
+
 def test_gradients_of_some_inputs_only():
     def trained(enable):
         model, optimizer = made()
