@@ -56,7 +56,7 @@ class TrainableParameters:
         """Return the bytes of all their gradients on the device."""
         updates = self.updated_in_chunks
         gradients = [parameter.grad for parameter in self._alive() if parameter.grad is not None]
-        return sum(each.nbytes for each in gradients if updates is None or not updates.is_non_resident(each))
+        return sum(held_bytes(each) for each in gradients if updates is None or not updates.is_non_resident(each))
 
     def start_watching_optimizer(self) -> None:
         """Watch whether an optimizer takes a step, which parameters of foreach and fused ones do not show."""

@@ -158,12 +158,13 @@ class ChunkedUpdates:
             run()
             return
         groups = self.optimizer.param_groups
-        updated = [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
+        updated = [group["params"] for group in groups]
         copied_bytes = self._copied_bytes(streams_gradients=self._gradients.are_streamed)
-        chunks = list(self._chunks(updated, copied_bytes))
+        copied_bytes |= {id(parameter): 0 for parameter in chain.from_iterable(updated) if parameter.grad is None}
+        chunks = list(self._chunks(updated, copied_bytes)) or [updated]
         self._settle()
         try:
-            coming = self._start_fetch(chunks[0]) if chunks else []
+            coming = self._start_fetch(chunks[0])
             leaving: list[Fetched] = []
             for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
                 here = coming
@@ -253,13 +254,15 @@ class ChunkedUpdates:
         return min(self._max_chunk_bytes, max(int(_SHARE_OF_ALL * sum(sizes.values())), _MIN_CHUNK_BYTES))
 
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
+        """Start to fetch what an update reads; of parameters without gradients it reads little, where that is."""
         started: list[Fetched] = []
-        parameters = [parameter for part in chunk for parameter in part]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        own = (tensor.untyped_storage() for tensor in (*parameters, *gradients) if has_plain_storage(tensor))
+        parameters = [parameter for part in chunk for parameter in part if parameter.grad is not None]
+        gradients = [each.grad for each in parameters if each.grad is not None and has_plain_storage(each.grad)]
+        tensors = (*(each for each in parameters if has_plain_storage(each)), *gradients)
         for gradient in gradients:
             self._versions[storage_id(gradient.untyped_storage())] = gradient, version_of(gradient)
-        for storage in (*own, *(storage for storage, _ in self._state_storages(parameters))):
+        storages = {storage_id(each.untyped_storage()): each.untyped_storage() for each in tensors}  # shared ones once
+        for storage in (*storages.values(), *(storage for storage, _ in self._state_storages(parameters))):
             if (fetched := self._host_copies.prepare_fetch(storage)) is not None:
                 self._fetched[storage_id(storage)] = fetched  # its memory lives on if this is interrupted
                 self._host_copies.start_fetch(fetched)
@@ -268,8 +271,10 @@ class ChunkedUpdates:
 
     def _drop_unchanged(self, updated: Iterable[Fetched]) -> None:
         """Return gradients that torch's own update has only read to their host copies."""
+        # Fused ones divide gradients by a GradScaler's scale, which their versions do not show.
+        is_seen = getattr(self.optimizer, "grad_scale", None) is None
         is_torchs = type(self.optimizer).__module__.startswith("torch.optim.")
-        for fetched in updated if is_torchs else ():
+        for fetched in updated if is_torchs and is_seen else ():
             gradient, version = self._versions.get(storage_id(fetched.storage), (None, 0))
             if gradient is not None and version_of(gradient) == version:
                 self._host_copies.drop_fetched(fetched)

@@ -129,6 +129,72 @@ def test_a_scaler_that_skips_steps():
     assert same(trained(enable=True), trained(enable=False))
 
 
+@pytest.mark.parametrize("name", ["adam fused", "adagrad fused", "sgd"])
+def test_a_scaler_whose_update_divides_gradients(name):
+    """That of a fused optimizer does, in place, as logs of gradients after the update show."""
+
+    def trained(enable):
+        model, optimizer = made(name)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+        if enable:
+            streaming(model, optimizer)
+        for step in range(3):
+            optimizer.zero_grad()
+            torch.manual_seed(step)
+            scaler.scale(model(torch.randn(4, WIDTH))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [*gradients(model), *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
+def test_a_gradient_that_parameters_share_is_fetched_once():
+    def trained(enable):
+        model, optimizer = made()
+        if enable:
+            streaming(model, optimizer)
+            session_of(model).updates.of_each[0]._max_chunk_bytes = 2**30
+        shared = model.layers[0].weight, model.layers[2].weight
+        return [
+            *train(model, optimizer, before_update=lambda: setattr(shared[0], "grad", shared[1].grad)),
+            *all_tensors(model, optimizer),
+        ]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
+class Sparse(nn.Module):
+    """A table with sparse gradients, and layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layers = nn.Embedding(64, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.layers(self.table(x)).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_sparse_gradients_stay_where_they_are(kind):
+    def trained(enable):
+        torch.manual_seed(0)
+        model, indices, seen = Sparse(), torch.arange(9), []
+        optimizer = kind(model.parameters(), lr=0.1)
+        model(indices).backward()
+        if enable:
+            streaming(model, optimizer)
+        for _ in range(3):
+            model(indices).backward()
+            seen += [each.to_dense().clone() for each in gradients(model)]
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*seen, *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
 class Tied(nn.Module):
     """Two names of one parameter, which is used twice."""
 

@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
     "sgd foreach": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, foreach=True),
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, centered=True, momentum=0.5),
+    "adagrad fused": lambda groups: torch.optim.Adagrad(groups, fused=True),
     "adagrad": lambda groups: torch.optim.Adagrad(groups, initial_accumulator_value=0.1),
     "adadelta": torch.optim.Adadelta,
     "adamax": torch.optim.Adamax,
@@ -367,6 +368,16 @@ class OfEach(torch.optim.Optimizer):
                 mean.lerp_(parameter.grad, 1 - group["beta"])
 
 
+class OfAbsent(OfEach):
+    """Weight decay also of parameters without gradients."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            parameter.mul_(0.99)
+        super().step()
+
+
 class OfChance(OfEach):
     """Noise for each parameter in turn."""
 
@@ -378,8 +389,9 @@ class OfChance(OfEach):
             parameter.add_(noise * torch.rand(()))
 
 
-def test_an_update_of_another_package_streams_if_it_is_of_each_parameter():
-    OPTIMIZERS["of each"] = OfEach
+@pytest.mark.parametrize("kind", [OfEach, OfAbsent])
+def test_an_update_of_another_package_streams_if_it_is_of_each_parameter(kind):
+    OPTIMIZERS["of each"] = kind
     try:
         test_updates_have_plain_bits("of each")
     finally:
@@ -484,4 +496,14 @@ def test_each_part_of_an_update_has_state_to_copy():
     state._update(lambda: parts.append([p for group in optimizer.param_groups for p in group["params"]]))
     assert len(parts) >= LAYERS // 2
     assert all(any(parameter.ndim == 2 for parameter in part) for part in parts)
-    assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.layers.parameters())
+    assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
+
+
+def test_an_update_without_gradients_changes_nothing():
+    model, optimizer = made()
+    streaming(model, optimizer)
+    train(model, optimizer, 2)
+    before = [each.clone() for each in all_tensors(model, optimizer)]
+    optimizer.zero_grad()
+    optimizer.step()
+    assert same(all_tensors(model, optimizer), before)
