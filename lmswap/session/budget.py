@@ -145,8 +145,8 @@ class BudgetTracker:
         trains = any(segment.phase == "backward" for segment in program.segments)
         placeable = self._weights.placeable()
         weight_bytes = placeable.resident_bytes  # the plan keeps or moves them
-        base_bytes = self._used_outside_arena() - weight_bytes
-        tensor_bytes = self._tensors_outside_arena() - weight_bytes
+        base_bytes = self._used_outside(weight_bytes)
+        tensor_bytes = self._tensors_outside(weight_bytes)
         trained = self.trained_memory()
         parameter_bytes = max(0, trained.parameter_bytes - placeable.parameter_bytes)
         trained = trained._replace(parameter_bytes=parameter_bytes)
@@ -235,18 +235,20 @@ class BudgetTracker:
             self._trained.start_watching_optimizer()
             self._num_freed = self._arena.num_segments_freed()
 
-    def _used_outside(self) -> int:
-        """Return what is in use outside of steps; what plans count as weights is a part of them."""
-        return self._used_outside_arena() - self._weights.kept_bytes
+    def _used_outside(self, weight_bytes: int | None = None) -> int:
+        """Return what is in use outside of steps; ``weight_bytes`` are parts of them, by default what plans keep.
 
-    def _tensors_outside(self) -> int:
-        return self._tensors_outside_arena() - self._weights.kept_bytes
+        None if the process has freed more of what it had before.
+        """
+        arena_bytes = self._arena.reserved_bytes if self._arena else 0
+        return max(0, self._memory.used_bytes() - arena_bytes - self._in_steps(weight_bytes))
 
-    def _used_outside_arena(self) -> int:
-        return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
+    def _tensors_outside(self, weight_bytes: int | None = None) -> int:
+        arena_bytes = self._arena.tensor_bytes if self._arena else 0
+        return max(0, self._memory.used_tensor_bytes() - arena_bytes - self._in_steps(weight_bytes))
 
-    def _tensors_outside_arena(self) -> int:
-        return self._memory.used_tensor_bytes() - (self._arena.tensor_bytes if self._arena else 0)
+    def _in_steps(self, weight_bytes: int | None) -> int:
+        return self._weights.kept_bytes if weight_bytes is None else weight_bytes
 
     def begin_step(self, number: int) -> None:
         """Measure the tensors outside of the step, see `held`."""

@@ -507,3 +507,14 @@ def test_an_update_without_gradients_changes_nothing():
     optimizer.zero_grad()
     optimizer.step()
     assert same(all_tensors(model, optimizer), before)
+
+
+@pytest.mark.cpu_only("of a process")
+def test_a_process_may_free_more_than_a_model_takes():
+    before = b"\1" * 2**28
+    model, optimizer = made()
+    lmswap.enable(model, "1GiB", optimizer=optimizer, min_swap_bytes=1024)
+    train(model, optimizer, 1)
+    del before
+    model(torch.randn(6, WIDTH)).backward()
+    assert not any("path:" in note for note in lmswap.report(model).notes)
