@@ -39,7 +39,10 @@ class _Deferred:
 
 
 class ChunkedUpdates:
-    """The updates of one optimizer, which run as torch's until `replace` is called, or what calls it."""
+    """The updates of one optimizer, which run as torch's while nothing that they read is non-resident.
+
+    They are replaced from the beginning: a trainer may keep the optimizer's step, or call the model within it.
+    """
 
     def __init__(
         self,
@@ -61,12 +64,16 @@ class ChunkedUpdates:
         self._versions: dict[int, tuple[Tensor, int]] = {}  # gradients and their version counters, by storage
         self.streamed: set[int] = set()  # parameters whose state streams, by `id`
         self._moves_parameters = False
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = [
+            replace_update(self.optimizer, self._update),
+            self.optimizer.register_load_state_dict_pre_hook(self._defer_loading).remove,
+            self.optimizer.register_load_state_dict_post_hook(self._load_deferred, prepend=True).remove,
+        ]
 
     @property
-    def is_replaced(self) -> bool:
+    def run_in_chunks(self) -> bool:
         """Whether updates fetch what is non-resident, a chunk at a time."""
-        return bool(self._undo)
+        return bool(self.streamed) or self._moves_parameters or self._gradients.are_streamed
 
     @property
     def streamed_bytes(self) -> int:
@@ -113,20 +120,10 @@ class ChunkedUpdates:
             self.streamed.add(parameter)
             nbytes -= size
         self._move_out(self._parameters())
-        self.replace()
 
     def fetch_parameters(self) -> None:
         """Let updates fetch non-resident parameters from now on."""
         self._moves_parameters = True
-        self.replace()
-
-    def replace(self) -> None:
-        """Let updates fetch what is non-resident from now on, a chunk at a time; idempotent."""
-        self._undo = self._undo or [
-            replace_update(self.optimizer, self._update),
-            self.optimizer.register_load_state_dict_pre_hook(self._defer_loading).remove,
-            self.optimizer.register_load_state_dict_post_hook(self._load_deferred, prepend=True).remove,
-        ]
 
     def restore(self) -> int:
         """Make all state resident, and let updates run as torch's; return the bytes that something else holds.
@@ -195,7 +192,7 @@ class ChunkedUpdates:
         return (
             bool(self.streamed)
             or self._gradients.are_streamed
-            or any(self._host_copies.find(each) is not None for each in own)
+            or (self._moves_parameters and any(self._host_copies.find(each) is not None for each in own))
         )
 
     def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Session:
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
             self.updates = trained.updates = self._open_updates(state.optimizers)
+            undoing.callback(self.updates.close)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
                 self._manage_weights()

@@ -33,7 +33,7 @@ class Updates:
     @property
     def run_in_chunks(self) -> bool:
         """Whether updates fetch what is non-resident, a chunk at a time."""
-        return any(each.is_replaced for each in self.of_each)
+        return any(each.run_in_chunks for each in self.of_each)
 
     @property
     def state_bytes(self) -> int:
@@ -96,8 +96,6 @@ class Updates:
     def stream_gradients(self) -> None:
         """Let gradients stream from now on."""
         self.gradients.stream()
-        for each in self.of_each:
-            each.replace()
 
     def restore(self) -> int:
         """Make state and gradients resident, and let updates run as torch's; return the bytes that are held elsewhere.

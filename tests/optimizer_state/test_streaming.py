@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import NotManaged, OptionError, PlanInfeasible, TransferError
+from lmswap.errors import NotManaged, OptionError, PlanInfeasible, TierError, TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
+from lmswap.session.weights import Weights
 from tests.training import session_of
 
 WIDTH, LAYERS = 128, 6
@@ -152,6 +153,36 @@ def test_state_that_does_not_fit_streams(no_garbage):
     assert "are non-resident between updates; each copies them" in str(report).replace("\n", " ")
 
 
+def test_the_first_update_streams_though_its_closure_makes_the_plan(no_garbage):
+    budget_bytes = too_small()
+    model, optimizer = large()
+    lmswap.enable(model, budget_bytes, optimizer=optimizer, weights="keep")
+
+    def closure():
+        loss = model(torch.randn(8, 512)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert non_resident(model, optimizer)
+    lmswap.disable(model)
+
+
+def test_a_step_that_was_kept_before_state_streams_streams_it():
+    """As Accelerate keeps it where gradients are scaled, and assigns it again."""
+    plain, plain_optimizer = made()
+    expected = train(plain, plain_optimizer)
+    model, optimizer = made()
+    lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep", min_swap_bytes=1024)
+    kept = optimizer.step
+    stream_all(model)
+    optimizer.step = kept
+    assert same(train(model, optimizer), expected)
+    assert len(non_resident(model, optimizer)) >= 2 * LAYERS
+    lmswap.disable(model)
+    assert same(train(model, optimizer), train(plain, plain_optimizer))
+
+
 def test_state_that_the_tier_cannot_hold_is_refused_before_a_step_runs(no_garbage):
     budget_bytes = too_small()
     model, optimizer = large()
@@ -166,6 +197,19 @@ def test_state_that_fits_stays_as_it_is():
     train(model, optimizer)
     assert not non_resident(model, optimizer)
     assert not session_of(model).updates.of_each[0]._needs_chunks()
+    lmswap.disable(model)
+    assert "step" not in vars(optimizer)
+
+
+def test_errors_while_enabling_are_undone(monkeypatch):
+    def fail(*_):
+        raise TierError("no room")
+
+    model, optimizer = made()
+    monkeypatch.setattr(Weights, "manage", fail)
+    with pytest.raises(TierError):
+        lmswap.enable(model, "1GiB", optimizer=optimizer, weights="swap")
+    assert "step" not in vars(optimizer)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
