@@ -85,7 +85,7 @@ def list_optimizers(given: object, parameters: Sequence[nn.Parameter], name: str
     """Return ``given``, one optimizer or several, as a list; none if it is None.
 
     Raises:
-        OptionError: one is none of torch's, or trains none of ``parameters`` of model ``name``.
+        OptionError: one is none of torch's, wraps one, or trains none of ``parameters`` of model ``name``.
     """
     optimizers = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     own = {id(parameter) for parameter in parameters}
@@ -94,6 +94,11 @@ def list_optimizers(given: object, parameters: Sequence[nn.Parameter], name: str
             raise OptionError(
                 f"optimizer= takes a torch.optim.Optimizer, or several, not {type(optimizer).__name__}; one that wraps "
                 "a torch optimizer has that in an attribute, which can be given"
+            )
+        if isinstance(wrapped := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            raise OptionError(
+                f"optimizer=: {type(optimizer).__name__} wraps {type(wrapped).__name__}, its attribute `optimizer`: "
+                "give that before it is wrapped, as Accelerate's prepare does"
             )
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             raise OptionError(f"optimizer=: {type(optimizer).__name__} trains no parameter of {name}")
