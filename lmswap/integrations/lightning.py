@@ -28,7 +28,8 @@ class LmswapCallback(Callback):
             budget: see `lmswap.enable`.
             submodule: the name of the module called by ``training_step``, such as "network"; "" is the LightningModule
                 itself, if it calls ``self(...)``. By default the only child with parameters to train.
-            options: the other arguments of `lmswap.enable`.
+            options: the other arguments of `lmswap.enable`; ``optimizer=True`` stands for the optimizers of the Trainer
+                that train the module.
 
         Raises:
             OptionError: an argument cannot be read.
@@ -43,7 +44,7 @@ class LmswapCallback(Callback):
         return self._training.report()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
-        self._training.begin(_find(pl_module, self._submodule))
+        self._training.begin(_find(pl_module, self._submodule), trainer.optimizers)
         self._logged_step = None
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:  # noqa: D102

@@ -25,7 +25,7 @@ class LmswapHandler:
     """
 
     def __init__(self, budget: int | str = "auto", **options: Any) -> None:
-        """Take the arguments of `lmswap.enable`.
+        """Take the arguments of `lmswap.enable`; ``optimizer=True`` stands for that of the trainer.
 
         Raises:
             OptionError: an argument cannot be read.
@@ -52,7 +52,8 @@ class LmswapHandler:
                 f"{type(engine).__name__} has no attribute `network`, as a SupervisedTrainer has; call lmswap.enable "
                 "on the trained module before it runs"
             )
-        self._training.begin(network)
+        optimizer = getattr(engine, "optimizer", None)  # an evaluator has none
+        self._training.begin(network, [] if optimizer is None else [optimizer])
 
     def _iteration_completed(self, engine: Engine) -> None:
         # At the last iteration: before any handler reads the metrics, in whatever order they were attached.

@@ -14,7 +14,8 @@ class LmswapTrainer(nnUNetTrainer):
     """Keeps the network of nnU-Net's trainer within a byte budget while it trains and validates in each epoch.
 
     The network is enabled when the training starts, and disabled when it ends; nnU-Net's own compilation is off. The
-    report is logged at the end. Attributes of the class are the arguments of `lmswap.enable`.
+    report is logged at the end. Attributes of the class are the arguments of `lmswap.enable`; in ``options``,
+    ``"optimizer": True`` stands for the trainer's.
 
     Examples:
         >>> class nnUNetTrainer_8GiB(LmswapTrainer):  # nnUNetv2_train ... -tr nnUNetTrainer_8GiB
@@ -30,7 +31,7 @@ class LmswapTrainer(nnUNetTrainer):
     def on_train_start(self) -> None:  # noqa: D102
         super().on_train_start()
         self.managed = ManagedTraining(self.budget, self.options)
-        self.managed.begin(self.network.module if self.is_ddp else self.network)
+        self.managed.begin(self.network.module if self.is_ddp else self.network, [self.optimizer])
 
     def on_train_end(self) -> None:  # noqa: D102
         self.managed.end()

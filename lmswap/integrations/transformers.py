@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -27,6 +28,8 @@ class LmswapCallback(TrainerCallback):
     def __init__(self, trainer: Trainer, budget: int | str = "auto", **options: Any) -> None:
         """Take the arguments of `lmswap.enable`; ``trainer``: its ``log`` gets the figures.
 
+        ``optimizer=True`` stands for the optimizer of the Trainer.
+
         Raises:
             OptionError: an argument cannot be read.
         """
@@ -38,7 +41,9 @@ class LmswapCallback(TrainerCallback):
         """The report of the training under way, or the last one at its end; an `OptionError` before the first."""
         return self._training.report()
 
-    def on_train_begin(self, args: TrainingArguments, *_: Any, model: nn.Module, **__: Any) -> None:  # noqa: D102
+    def on_train_begin(  # noqa: D102
+        self, args: TrainingArguments, *_: Any, model: nn.Module, optimizer: Any, **__: Any
+    ) -> None:
         if args.torch_compile:
             raise OptionError("torch_compile=True compiles the model, which lmswap captures itself; set it to False")
         if args.n_gpu > 1:
@@ -46,7 +51,10 @@ class LmswapCallback(TrainerCallback):
                 f"the Trainer copies the model to {args.n_gpu} GPUs in each step, lmswap manages one; start a process "
                 "for each by torchrun, or let CUDA_VISIBLE_DEVICES name one"
             )
-        self._training.begin(model)
+        is_prepared = isinstance(optimizer, AcceleratedOptimizer)
+        self._training.begin(model, [optimizer.optimizer if is_prepared else optimizer])
+        if is_prepared:
+            optimizer.__setstate__({})  # where gradients are scaled it keeps the step that its optimizer had before
 
     def on_log(self, *_: Any, logs: Mapping[str, float], **__: Any) -> None:  # noqa: D102
         # The reporting callbacks run before this one: what it adds to `logs` would not reach them.

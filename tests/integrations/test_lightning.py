@@ -11,10 +11,14 @@ from tests.integrations.scripts import (
     BUDGET_BYTES,
     FEW,
     PLAIN_BYTES,
+    STATE_BUDGET_BYTES,
+    SWAPPED_PARAMETERS,
+    WIDE,
     Network,
     grown,
     loader,
     scalars,
+    streams_within_the_budget,
     weights,
 )
 from tests.training import same_bits
@@ -28,9 +32,9 @@ from lmswap.integrations.lightning import LmswapCallback
 
 
 class Regression(lightning.LightningModule):
-    def __init__(self):
+    def __init__(self, **size):
         super().__init__()
-        self.network, self.criterion = Network(), nn.MSELoss()
+        self.network, self.criterion = Network(**size), nn.MSELoss()
 
     def training_step(self, batch, index):
         x, y = batch
@@ -73,13 +77,13 @@ def fit(module, callbacks=(), batch=FEW, *, validates=False, ckpt_path=None, **s
     return trainer
 
 
-def regression(kind=Regression):
+def regression(kind=Regression, **size):
     torch.manual_seed(0)
-    return kind()
+    return kind(**size)
 
 
-def trained(callbacks=(), **settings):
-    module = regression()
+def trained(callbacks=(), *, size=None, **settings):
+    module = regression(**(size or {}))
     fit(module, callbacks, **settings)
     return weights(module)
 
@@ -95,6 +99,13 @@ def test_lightning_bits_are_plain_and_the_peak_is_within_the_budget():
     assert callback.report.highest_peak_bytes <= BUDGET_BYTES < PLAIN_BYTES < plain.nbytes
     assert ours.nbytes < plain.nbytes
     assert callback.report.swapped_out_bytes > PLAIN_BYTES / 2
+
+
+def test_a_training_state_beyond_the_budget_has_plain_bits(no_garbage):
+    settings = {"size": WIDE, "accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "validates": True}
+    callback = LmswapCallback(STATE_BUDGET_BYTES, optimizer=True)
+    assert same_bits(trained([callback], **settings), trained(**settings))
+    assert streams_within_the_budget(callback.report)
 
 
 def test_figures_are_in_tensorboard_at_the_steps_of_the_loss(tmp_path):
@@ -124,13 +135,15 @@ def test_validation_changes_neither_bits_nor_training_figures():
     assert callback.report.trains
 
 
-def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("options", [{}, SWAPPED_PARAMETERS], ids=["", "parameters"])
+def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(tmp_path, options):
     expected = trained(max_epochs=2)
-    first = [LmswapCallback("6GiB"), ModelCheckpoint(tmp_path, filename="first")]
+    first = [LmswapCallback("6GiB", **options), ModelCheckpoint(tmp_path, filename="first")]
     fit(regression(), first, enable_checkpointing=True)
-    module = Regression()
-    fit(module, [LmswapCallback("6GiB")], max_epochs=2, ckpt_path=tmp_path / "first.ckpt")
+    module, callback = Regression(), LmswapCallback("6GiB", **options)
+    fit(module, [callback], max_epochs=2, ckpt_path=tmp_path / "first.ckpt")
     assert same_bits(weights(module), expected)
+    assert (callback.report.state_in_bytes > 0) == bool(options)
 
 
 def test_the_module_is_given_back_at_the_end_and_the_report_stays():
@@ -157,10 +170,11 @@ def test_the_module_is_given_back_when_training_fails(error):
 
 
 def test_figures_distinguish_two_networks(tmp_path):
-    callbacks = [LmswapCallback("6GiB", submodule=name) for name in ("network", "other")]
+    callbacks = [LmswapCallback("6GiB", submodule=name, **SWAPPED_PARAMETERS) for name in ("network", "other")]
     logger = TensorBoardLogger(tmp_path)
     module = regression(TwoNetworks)
     fit(module, callbacks, logger=logger)
+    assert all(callback.report.state_in_bytes > 0 for callback in callbacks)
     found = scalars(logger.log_dir)
     assert set(found["loss"]) == set(found["lmswap/network/peak_bytes"]) == set(found["lmswap/other/peak_bytes"])
     plain = regression(TwoNetworks)

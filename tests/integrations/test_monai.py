@@ -12,11 +12,14 @@ from tests.integrations.scripts import (
     BUDGET_BYTES,
     FEW,
     PLAIN_BYTES,
+    STATE_BUDGET_BYTES,
     STEPS,
+    WIDE,
     Network,
     grown,
     loader,
     scalars,
+    streams_within_the_budget,
     weights,
 )
 from tests.training import same_bits
@@ -43,9 +46,9 @@ def dictionaries(batch):
         yield {"image": x, "label": y}
 
 
-def trainer_of(handlers=(), batch=FEW, network=None, data=None, criterion=None, **settings):
+def trainer_of(handlers=(), batch=FEW, *, network=None, data=None, criterion=None, size=None, **settings):
     torch.manual_seed(0)
-    network = network or Network()
+    network = network or Network(**(size or {}))
     return SupervisedTrainer(
         device=torch.device("cpu"),
         **{"max_epochs": 1, **settings},
@@ -75,6 +78,13 @@ def test_bits_are_those_of_plain_monai_and_the_peak_keeps_to_the_budget():
     assert handler.report.highest_peak_bytes <= BUDGET_BYTES < PLAIN_BYTES < plain.nbytes
     assert ours.nbytes < plain.nbytes
     assert handler.report.swapped_out_bytes > PLAIN_BYTES / 2
+
+
+def test_a_training_state_beyond_the_budget_has_plain_bits(no_garbage):
+    settings = {"size": WIDE, "accumulation_steps": 2, "max_epochs": 2}
+    handler = LmswapHandler(STATE_BUDGET_BYTES, optimizer=True)
+    assert same_bits(trained([handler], **settings), trained(**settings))
+    assert streams_within_the_budget(handler.report)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -144,6 +154,17 @@ def test_a_run_that_fails_disables_the_network_and_raises(others, enabled):
     with pytest.raises(RuntimeError, match="in the first iteration"):
         trainer.run()
     assert not enabled()
+
+
+def test_an_evaluator_which_has_no_optimizer_is_managed_too():
+    handler = LmswapHandler("6GiB", weights="swap", policy="swap_all", min_swap_bytes=1024)
+    data = [*dictionaries(FEW)]
+    settings = {"network": Network(), "val_handlers": [handler], "decollate": False}
+    SupervisedEvaluator(torch.device("cpu"), data, **settings).run()
+    assert handler.report.swapped_in_bytes > 0
+    with pytest.raises(OptionError, match="the trainer has no optimizer that trains Network"):
+        settings["val_handlers"] = [LmswapHandler("6GiB", optimizer=True)]
+        SupervisedEvaluator(torch.device("cpu"), data, **settings).run()
 
 
 def test_an_engine_without_a_network_is_refused_with_advice():

@@ -74,6 +74,9 @@ def trainers(tmp_path, monkeypatch):
         budget = "1GiB"
         options = {"policy": "swap_all", "min_swap_bytes": 4096}  # noqa: RUF012
 
+    class OursWithState(Ours):
+        options = {**Ours.options, "optimizer": True}  # noqa: RUF012
+
     def train(kind):
         torch.manual_seed(0)
         plans = {**PLANS, "continue_training": False}
@@ -81,13 +84,20 @@ def trainers(tmp_path, monkeypatch):
         trainer.run_training()
         return trainer
 
-    return train, Synthetic, Ours
+    return train, Synthetic, Ours, OursWithState
 
 
 def test_the_network_has_plain_bits(trainers):
-    train, plain, ours = trainers
+    train, plain, ours, _ = trainers
     expected, found = train(plain), train(ours)
     assert same_bits([*found.network.parameters()], [*expected.network.parameters()])
     assert found.managed.report().swapped_out_bytes > 0
     assert found.network._compiled_call_impl is None
     assert "Swapping is on" in Path(found.log_file).read_text()
+
+
+def test_a_non_resident_training_state_has_plain_bits(trainers):
+    train, plain, _, ours = trainers
+    expected, found = train(plain), train(ours)
+    assert same_bits([*found.network.parameters()], [*expected.network.parameters()])
+    assert found.managed.report().state_in_bytes > 0

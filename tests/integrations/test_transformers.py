@@ -11,11 +11,25 @@ import pytest
 import torch
 
 from lmswap.errors import OptionError
-from tests.integrations.scripts import BATCH, BUDGET_BYTES, PLAIN_BYTES, STEPS, grown, scalars
-from tests.training import same_bits
+from tests.integrations.scripts import (
+    BATCH,
+    BUDGET_BYTES,
+    FEW,
+    PLAIN_BYTES,
+    STATE_BUDGET_BYTES,
+    STEPS,
+    SWAPPED_PARAMETERS,
+    WIDE,
+    grown,
+    loader,
+    scalars,
+    streams_within_the_budget,
+)
+from tests.training import same_bits, session_of
 
 pytest.importorskip("transformers", reason="transformers is missing, which make integrations installs")
 pytest.importorskip("accelerate", reason="accelerate is missing, which make integrations installs")
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from lmswap.integrations.transformers import LmswapCallback
@@ -35,6 +49,18 @@ def test_trainer_bits_are_plain_and_the_peak_is_within_the_budget(tmp_path):
     assert callback.report.highest_peak_bytes <= BUDGET_BYTES < PLAIN_BYTES < plain.nbytes
     assert ours.nbytes < plain.nbytes
     assert callback.report.swapped_out_bytes > PLAIN_BYTES / 2
+
+
+def test_a_training_state_beyond_the_budget_has_plain_bits(tmp_path, no_garbage):
+    def trainer():
+        torch.manual_seed(0)
+        settings = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+        return trainer_of(tmp_path, Regression(**WIDE), **settings)
+
+    expected, _ = trained(trainer())
+    actual, callback = trained(trainer(), STATE_BUDGET_BYTES, optimizer=True)
+    assert same_bits(actual, expected)
+    assert streams_within_the_budget(callback.report)
 
 
 def test_figures_are_in_tensorboard_and_in_the_history_with_each_loss(tmp_path, monkeypatch):
@@ -58,12 +84,15 @@ def test_accumulation_and_evaluation_within_training_have_plain_bits(tmp_path):
     assert callback.report.trains
 
 
-def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("options", [{}, SWAPPED_PARAMETERS], ids=["", "parameters"])
+def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(tmp_path, options):
     settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     expected, _ = trained(trainer_of(tmp_path / "whole", max_steps=4, **settings))
-    trained(trainer_of(tmp_path / "parts", max_steps=2, **settings), "6GiB")
-    actual, _ = trained(trainer_of(tmp_path / "parts", max_steps=4, **settings), "6GiB", resumes=True)
+    trained(trainer_of(tmp_path / "parts", max_steps=2, **settings), "6GiB", **options)
+    resumed = trainer_of(tmp_path / "parts", max_steps=4, **settings)
+    actual, callback = trained(resumed, "6GiB", resumes=True, **options)
     assert same_bits(actual, expected)
+    assert (callback.report.state_in_bytes > 0) == bool(options)
 
 
 def test_a_language_model_has_plain_bits(tmp_path):
@@ -109,11 +138,27 @@ def test_a_training_can_start_after_a_failed_one(tmp_path, enabled):
 
 
 def test_trainer_arguments_that_compile_or_copy_the_model_are_refused(tmp_path):
-    callback = LmswapCallback(trainer_of(tmp_path), "6GiB")
+    callback, given = LmswapCallback(trainer_of(tmp_path), "6GiB"), {"model": Regression(), "optimizer": None}
     with pytest.raises(OptionError, match="torch_compile=True compiles the model"):
-        callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, model=Regression())
+        callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, **given)
     with pytest.raises(OptionError, match="copies the model to 2 GPUs in each step, lmswap manages one"):
-        callback.on_train_begin(SimpleNamespace(torch_compile=False, n_gpu=2), None, None, model=Regression())
+        callback.on_train_begin(SimpleNamespace(torch_compile=False, n_gpu=2), None, None, **given)
+
+
+def test_state_streams_where_gradients_are_scaled(tmp_path):
+    """Though the prepared optimizer keeps a step of before the callback."""
+    trainer = trainer_of(tmp_path)
+    optimizer = torch.optim.AdamW(trainer.model.parameters())
+    prepared = AcceleratedOptimizer(optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+    callback = LmswapCallback(trainer, "1GiB", optimizer=True, min_swap_bytes=1024)
+    callback.on_train_begin(trainer.args, None, None, model=trainer.model, optimizer=prepared)
+    updates = session_of(trainer.model).updates
+    updates.stream_state(updates.state_bytes)
+    x, labels = loader(FEW).dataset[:FEW]
+    prepared.scaler.scale(trainer.model(x, labels)["loss"]).backward()
+    prepared.step()
+    assert all(updates.is_non_resident(values["exp_avg"]) for p, values in optimizer.state.items() if p.nbytes > 1024)
+    callback.on_train_end()
 
 
 @pytest.mark.slow

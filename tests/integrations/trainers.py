@@ -11,9 +11,9 @@ from tests.integrations.scripts import FEW, STEPS, Network, loader, weights
 class Regression(nn.Module):
     """What the Trainer calls: inputs and labels in, the loss out."""
 
-    def __init__(self):
+    def __init__(self, **size):
         super().__init__()
-        self.network = Network()
+        self.network = Network(**size)
 
     def forward(self, x, labels=None):
         predicted = self.network(x)
