@@ -60,16 +60,22 @@ def _has_other_owners(tensor: torch.Tensor) -> bool:
 
 
 class Fetched:
-    """A storage that is in device memory between `HostCopies.prepare_fetch` and `finish_write_back`.
+    """A storage that moves between device memory and its host copy, which is kept for it.
 
-    Its host copy is kept for it meanwhile.
+    ``memory`` is the one of both that the storage is not in: it is exchanged for the storage's own in one instruction,
+    so that an interrupt finds each byte in one place.
     """
 
-    def __init__(self, storage: torch.UntypedStorage, handle: int, memory: torch.UntypedStorage) -> None:
-        self.storage, self.handle = storage, handle
-        self.memory = memory  # of the device until the storage has arrived, then of the host copy
+    def __init__(
+        self, storage: torch.UntypedStorage, handle: int, memory: torch.UntypedStorage, host_address: int
+    ) -> None:
+        self.storage, self.handle, self.memory, self._host_address = storage, handle, memory, host_address
         self.transfer: int | None = None  # the latest copy; None if none is known to have started
-        self.is_resident = False
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether the storage is in device memory now."""
+        return self.storage.data_ptr() != self._host_address
 
 
 class HostCopies:
@@ -147,7 +153,7 @@ class HostCopies:
         if handle is None:
             return None
         memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device).untyped_storage()
-        return Fetched(storage, handle, memory)
+        return Fetched(storage, handle, memory, storage.data_ptr())
 
     def prepare_move_out(self, storage: torch.UntypedStorage, spare: torch.UntypedStorage | None = None) -> Fetched:
         """Take a host copy for a storage in device memory, where it is after `finish_write_back`.
@@ -168,14 +174,13 @@ class HostCopies:
             ((handle, block),) = self._make([storage])
             spare = block.untyped_storage()
         self._forget(spare)
-        fetched = Fetched(storage, handle, spare)
-        fetched.is_resident = True
-        return fetched
+        address = spare.data_ptr()
+        self._register(storage, handle, address)  # which it is in as soon as it is there
+        return Fetched(storage, handle, spare, address)
 
     def drop_fetched(self, fetched: Fetched) -> None:
         """Return a fetched storage that was only read to its host copy, without a copy; its device memory is free."""
         swap_data_pointers(fetched.storage, fetched.memory)
-        fetched.is_resident = False
 
     def start_fetch(self, fetched: Fetched) -> None:
         """Start to copy a storage from its host copy to device memory, where it is after `finish_fetch`."""
@@ -193,7 +198,6 @@ class HostCopies:
         assert fetched.transfer is not None
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
-        fetched.is_resident = True
 
     def start_write_back(self, fetched: Fetched) -> None:
         """Start to copy a fetched storage to its host copy, where it is after `finish_write_back`."""
@@ -226,9 +230,6 @@ class HostCopies:
         assert fetched.transfer is not None
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
-        fetched.is_resident = False
-        if self.find(fetched.storage) is None:
-            self._register(fetched.storage, fetched.handle, fetched.storage.data_ptr())
 
     @staticmethod
     def move_to_heap(storage: torch.UntypedStorage) -> None:

@@ -195,7 +195,7 @@ class BudgetTracker:
             return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         updates = self._trained.updated_in_chunks
-        window_bytes = updates.window_bytes() if updates is not None and not updates.stream else 0
+        window_bytes = updates.window_bytes() if updates is not None and not updates.streams_any else 0
         return replace(
             planned,
             planned_margin_bytes=margin_bytes,

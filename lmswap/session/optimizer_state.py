@@ -161,24 +161,24 @@ class ChunkedUpdates:
         chunks = list(self._chunks(updated, copied_bytes)) or [updated]
         self._settle()
         try:
-            coming = self._start_fetch(chunks[0])
+            coming, _ = self._start_fetch(chunks[0])
             leaving: list[Fetched] = []
             for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
                 here = coming
                 for fetched in here:
                     self._host_copies.finish_fetch(fetched)
-                coming = self._start_fetch(following) if following is not None else []
+                coming, shared = self._start_fetch(following) if following is not None else ([], set())
                 parts = [{**group, "params": each} for group, each in zip(groups, chunk, strict=True)]
                 self.optimizer.param_groups = parts
                 run()
                 for group, part in zip(groups, parts, strict=True):  # which an update may have changed
                     group.update({**part, "params": group["params"]})
-                self._drop_unchanged(here)
-                here = [fetched for fetched in here if fetched.is_resident]
-                for fetched in here:
+                changed = self._drop_unchanged(here)
+                for fetched in changed:
                     self._host_copies.start_write_back(fetched)
                 self._finish(leaving)  # before memory is taken for the next chunk
-                leaving = here
+                self._finish(fetched for fetched in changed if fetched in shared)
+                leaving = [fetched for fetched in changed if fetched not in shared]
                 self._move_out(parameter for parameters in chunk for parameter in parameters)
             self._finish(leaving)
         finally:
@@ -250,9 +250,13 @@ class ChunkedUpdates:
     def _chunk_bytes(self, sizes: Mapping[int, int]) -> int:
         return min(self._max_chunk_bytes, max(int(_SHARE_OF_ALL * sum(sizes.values())), _MIN_CHUNK_BYTES))
 
-    def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[Fetched]:
-        """Start to fetch what an update reads; of parameters without gradients it reads little, where that is."""
+    def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> tuple[list[Fetched], set[Fetched]]:
+        """Start to fetch what an update reads; return that, and what of it is fetched for the update under way.
+
+        Of parameters without gradients it reads little, where that is.
+        """
         started: list[Fetched] = []
+        shared = set[Fetched]()
         parameters = [parameter for part in chunk for parameter in part if parameter.grad is not None]
         gradients = [each.grad for each in parameters if each.grad is not None and has_plain_storage(each.grad)]
         tensors = (*(each for each in parameters if has_plain_storage(each)), *gradients)
@@ -260,14 +264,16 @@ class ChunkedUpdates:
             self._versions[storage_id(gradient.untyped_storage())] = gradient, version_of(gradient)
         storages = {storage_id(each.untyped_storage()): each.untyped_storage() for each in tensors}  # shared ones once
         for storage in (*storages.values(), *(storage for storage, _ in self._state_storages(parameters))):
-            if (fetched := self._host_copies.prepare_fetch(storage)) is not None:
+            if (known := self._fetched.get(storage_id(storage))) is not None:
+                shared.add(known)
+            elif (fetched := self._host_copies.prepare_fetch(storage)) is not None:
                 self._fetched[storage_id(storage)] = fetched  # its memory lives on if this is interrupted
                 self._host_copies.start_fetch(fetched)
                 started.append(fetched)
-        return started
+        return started, shared
 
-    def _drop_unchanged(self, updated: Iterable[Fetched]) -> None:
-        """Return gradients that torch's own update has only read to their host copies."""
+    def _drop_unchanged(self, updated: Sequence[Fetched]) -> list[Fetched]:
+        """Return ``updated`` without the gradients that torch's own update has only read; their copies are dropped."""
         # Fused ones divide gradients by a GradScaler's scale, which their versions do not show.
         is_seen = getattr(self.optimizer, "grad_scale", None) is None
         is_torchs = type(self.optimizer).__module__.startswith("torch.optim.")
@@ -276,6 +282,7 @@ class ChunkedUpdates:
             if gradient is not None and version_of(gradient) == version:
                 self._host_copies.drop_fetched(fetched)
                 del self._fetched[storage_id(fetched.storage)]
+        return [fetched for fetched in updated if fetched.is_resident]
 
     def _finish(self, leaving: Iterable[Fetched]) -> None:
         for fetched in leaving:

@@ -57,7 +57,7 @@ class Updates:
         return sum(sizes) if self.gradients.are_streamed else 0
 
     @property
-    def stream(self) -> bool:
+    def streams_any(self) -> bool:
         """Whether state or gradients stream; parameters move by plans."""
         return bool(self.streamed) or self.gradients.are_streamed
 

@@ -42,7 +42,7 @@ class _Group:
 class Placeable(NamedTuple):
     """The weights that a plan may place: their names, the bytes of parameters among them, and of those resident now.
 
-    ``trained`` are the names of those that it may place although steps differentiate them.
+    Those in ``trained`` it may place although steps differentiate them, others only while no step does.
     """
 
     names: Collection[str]

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import lmswap
 from lmswap.errors import TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
+from lmswap.runtime.host_copies import HostCopies
 from tests.optimizer_state.test_streaming import LAYERS, WIDTH, all_tensors, made, same
 from tests.optimizer_state.test_trained_weights import enabled
 from tests.training import session_of
@@ -256,6 +258,43 @@ def test_a_gradient_that_is_held_elsewhere_stays_where_it_is():
         train(trained, own, 2)
     assert (held[0] == held[1]).all()
     assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
+
+
+class Halving(torch.optim.SGD):
+    """Descent by the half of each gradient, which it halves in place."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
+            parameter.sub_(parameter.grad.mul_(0.5))
+
+
+def test_a_gradient_of_two_parts_of_an_update_has_the_changes_of_both(monkeypatch):
+    start = HostCopies.start_write_back
+
+    def start_and_wait(self, fetched):
+        start(self, fetched)
+        time.sleep(0.005)  # until the bytes have left
+
+    monkeypatch.setattr(HostCopies, "start_write_back", start_and_wait)
+
+    def trained(enable):
+        model, _ = made()
+        optimizer = Halving([layer.weight for layer in model.layers if isinstance(layer, nn.Linear)], lr=0.1)
+        if enable:
+            streaming(model, optimizer)
+            session_of(model).updates.of_each[0]._max_chunk_bytes = WIDTH * WIDTH * 4
+        seen = []
+        for step in range(3):
+            torch.manual_seed(step)
+            model(torch.randn(4, WIDTH)).backward()
+            model.layers[2].weight.grad = model.layers[0].weight.grad
+            optimizer.step()
+            seen += [each.grad.clone() for each in model.parameters() if each.grad is not None]
+            optimizer.zero_grad()
+        return [*seen, *model.parameters()]
+
+    assert same(trained(enable=True), trained(enable=False))
 
 
 def test_later_gradients_take_over_host_copies(monkeypatch):
