@@ -136,7 +136,7 @@ class _Training:
             for name, each in stateful.items():
                 file_bytes = files[name].stat().st_size if self._device.type == "cpu" else 0
                 with self.phase(LOAD, other_bytes=file_bytes):
-                    each.load_state_dict(torch.load(files[name], map_location="cpu"))
+                    each.load_state_dict(torch.load(files[name], map_location="cpu", weights_only=True))
                 self._memory.trim()
 
     def own_seconds(self) -> float:

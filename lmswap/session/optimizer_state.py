@@ -215,12 +215,13 @@ class ChunkedUpdates:
             id(parameter): sum(value.tensor.nbytes for value in values.values() if isinstance(value, _Deferred))
             for parameter, values in states.items()
         }
-        for chunk in self._chunks([[each for each in self._parameters() if each in states]], sizes):
-            for parameter in chunk[0]:
-                for key, value in states[parameter].items():
-                    if isinstance(value, _Deferred):
-                        states[parameter][key] = loaded_value(parameter, value.tensor, key)
-            self._move_out(chunk[0])
+        chunks = [chunk for (chunk,) in self._chunks([[each for each in self._parameters() if each in states]], sizes)]
+        try:
+            for chunk in chunks:
+                _load(states, chunk)
+                self._move_out(chunk)
+        finally:  # an interrupt leaves nothing that is no state
+            _load(states, chain.from_iterable(chunks))
 
     def _copied_bytes(self, *, streams_gradients: bool) -> dict[int, int]:
         """Return what an update may copy in of each parameter, by `id`: its state, itself and its gradient."""
@@ -329,6 +330,14 @@ class ChunkedUpdates:
                 if storage.nbytes() >= self._min_bytes:
                     found.setdefault(storage_id(storage), (storage, []))[1].append(tensor)
         return list(found.values())
+
+
+def _load(states: Mapping[Tensor, dict[Any, Any]], parameters: Iterable[Tensor]) -> None:
+    """Put what is deferred of ``states`` of ``parameters`` where torch puts state."""
+    for parameter in parameters:
+        for key, value in states[parameter].items():
+            if isinstance(value, _Deferred):
+                states[parameter][key] = loaded_value(parameter, value.tensor, key)
 
 
 def updated_parameters(optimizers: Iterable[Optimizer]) -> frozenset[int]:

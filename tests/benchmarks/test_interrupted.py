@@ -24,6 +24,7 @@ MEASURING = {
     "judge.__main__": ("judge_network", []),
     "peers.__main__": ("run_model", []),
     "programs.__main__": ("replay", ["--quick"]),
+    "state.__main__": ("run_task", ["--tasks", "gpt", "--size", "tiny"]),
     "weights.__main__": ("run_task", ["--tasks", "decoder", "--size", "tiny"]),
     "whole_step.__main__": ("plan_rows", []),
     "soak": ("_no_memory", ["--steps", "1"]),  # in the middle of a step
@@ -52,7 +53,7 @@ def test_an_interrupted_benchmark_reports_the_interrupt(name, monkeypatch, tmp_p
 
     monkeypatch.setattr(module, measuring, interrupt)
     monkeypatch.chdir(tmp_path)
-    has_output = name.partition(".")[0] in ("conformance", "peers", "soak", "weights")
+    has_output = name.partition(".")[0] in ("conformance", "peers", "soak", "state", "weights")
     assert module.main([*arguments, *(["--output", str(tmp_path / "out")] if has_output else [])]) == 130
     assert re.fullmatch(r"(lmswap: measuring .*\n)*[a-z ]+: interrupted\n", capsys.readouterr().err)
 
