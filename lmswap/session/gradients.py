@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lmswap.hardware.memory import DeviceMemory
 from lmswap.runtime.host_copies import Fetched, HostCopies
 from lmswap.runtime.partial_backward import part_bytes
 from lmswap.runtime.storage import has_plain_storage
@@ -24,8 +25,8 @@ from lmswap.session.training_state import NamedTensors
 from lmswap.torch_compat.autograd import queue_callback
 from lmswap.torch_compat.tensors import storage_id, storage_use_count, tensor_use_count
 
-# That norms of gradients had mapped before they were trimmed, on two cores that both compute: 10 to 16 MiB in the median,
-# 35 to 50 at most.
+# That norms of gradients had mapped before they were trimmed, on two cores that both compute: 10 to 16 MiB in the
+# median, 35 to 50 at most.
 _MAX_MAPPED_BYTES = 64 * 2**20
 _OWN_USES = 2  # C++ owners of a gradient and of its storage: the parameter or the tensor, and the Python object
 
@@ -33,9 +34,12 @@ _OWN_USES = 2  # C++ owners of a gradient and of its storage: the parameter or t
 class StreamedGradients:
     """The gradients of one model's parameters, which stay on the device until `stream` is called."""
 
-    def __init__(self, parameters: NamedTensors, host_copies: HostCopies, *, min_bytes: int) -> None:
-        """Gradients whose storages have ``min_bytes`` stream."""
+    def __init__(
+        self, parameters: NamedTensors, host_copies: HostCopies, *, min_bytes: int, memory: DeviceMemory
+    ) -> None:
+        """Gradients whose storages have ``min_bytes`` stream; ``memory`` is that of their device."""
         self._parameters, self._host_copies, self._min_bytes = parameters, host_copies, min_bytes
+        self._memory = memory
         # By `id` of the parameter, as one may have several names: resident, with host copies that are kept for them.
         self._fetched: dict[int, Fetched] = {}
         self._spares: dict[int, torch.UntypedStorage] = {}  # likewise: whose host copies later gradients take over
@@ -67,6 +71,11 @@ class StreamedGradients:
         """
         self._settle()
         return BackwardGradients(self, self._parameters(), parts)
+
+    def end_backward(self) -> None:
+        """Move out the last gradients; make room for pages that the caller maps when it reads them in place."""
+        self._move_out(self._parameters().values())
+        self._memory.decommit(_MAX_MAPPED_BYTES)
 
     def start_leaving(self, parameters: Iterable[Tensor]) -> list[int]:
         """Start to copy out the gradients of ``parameters`` that are resident; return the ids, for `finish`."""
@@ -133,7 +142,7 @@ class BackwardGradients:
     ) -> None:
         self._gradients, self._parameters, self._parts = gradients, parameters, iter(parts)
         self._computed: list[Tensor] = []  # parameters whose gradients the part before has completed
-        queue_callback(self._end)
+        queue_callback(gradients.end_backward)
 
     @contextmanager
     def around_part(self) -> Iterator[None]:
@@ -143,9 +152,6 @@ class BackwardGradients:
         coming = self._gradients.start_coming(self._computed)
         yield
         self._gradients.finish(leaving, coming)
-
-    def _end(self) -> None:
-        self._gradients._move_out(self._parameters.values())
 
 
 def window_bytes(sizes: Sequence[int], device: torch.device) -> int:

@@ -119,7 +119,7 @@ class Session:
                 state, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
             )
             self.gradients = StreamedGradients(
-                state.parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes
+                state.parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes, memory=self.memory
             )
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
