@@ -174,8 +174,8 @@ def test_the_page_names_device_and_code_of_every_part(tmp_path):
         "| 50% | 80.00 | 5.00 | 4.00 | 50.00 | 1.00 | 55.0 / 54.0 |",
         "| sum | same | 50.0 | 50.00 × |",
         "| attention | no kernel | | |",
-        "| vit | same | 0.500 | 1.100 × | 1.050 × | reached |",
-        "| gpt, 24GiB | same | 0.500 | 1.100 × | 1.050 × | reached |",
+        "| vit | same | 0.500 | 1.100 × | 1.000 × | reached |",
+        "| gpt, 24GiB | same | 0.500 | 1.100 × | 1.000 × | reached |",
         "| decoder, 8192 tokens | lmswap | 256.00 MiB | 0.500 | 2.400 | 1.200 × | 128.00 MiB | same |",
     ):
         assert part in text
