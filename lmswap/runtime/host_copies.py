@@ -41,22 +41,23 @@ class _HostCopy(NamedTuple):
     storage: int  # weak reference to the storage, whose id no other storage gets meanwhile
 
 
-def is_held_elsewhere(storage: torch.UntypedStorage, tensors: Sequence[torch.Tensor]) -> bool:
+def is_held_elsewhere(storage: torch.UntypedStorage, tensors: Sequence[torch.Tensor], *, num_owners: int = 1) -> bool:
     """Return whether something beside ``tensors`` owns ``storage``, or one of them: it may have the address.
 
-    A numpy array does, and what DLPack exports. Memory that processes or files share has its own place, too.
+    A numpy array does, and what DLPack exports. Memory that processes or files share has its own place, too. Each
+    tensor may have ``num_owners`` in C++: its Python object, and of a gradient also the parameter.
     """
     is_owned = storage_use_count(storage_id(storage)) > len(tensors) + _OWN_USE
     is_shared = storage.device.type == "cpu" and storage.is_shared()
-    return is_owned or is_shared or any(map(_has_other_owners, tensors))
+    return is_owned or is_shared or any(_has_other_owners(tensor, num_owners) for tensor in tensors)
 
 
-def _has_other_owners(tensor: torch.Tensor) -> bool:
-    if tensor_use_count(tensor) == 1:
+def _has_other_owners(tensor: torch.Tensor, num_owners: int) -> bool:
+    if tensor_use_count(tensor) <= num_owners:
         return False
     # Of a parameter, the node that accumulates its gradient is one while any graph refers to it.
     node = gradient_accumulator(tensor)
-    return tensor_use_count(tensor) > 1 + (node is not None)
+    return tensor_use_count(tensor) > num_owners + (node is not None)
 
 
 class Fetched:

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.runtime.host_copies import Fetched, HostCopies
+from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.partial_backward import part_bytes
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.training_state import NamedTensors
 from lmswap.torch_compat.autograd import queue_callback
-from lmswap.torch_compat.tensors import storage_id, storage_use_count, tensor_use_count
+from lmswap.torch_compat.tensors import storage_id
 
 # That norms of gradients had mapped before they were trimmed, on two cores that both compute: 10 to 16 MiB in the
 # median, 35 to 50 at most.
 _MAX_MAPPED_BYTES = 64 * 2**20
-_OWN_USES = 2  # C++ owners of a gradient and of its storage: the parameter or the tensor, and the Python object
+_NUM_OWNERS = 2  # of a gradient, in C++: its parameter and its Python object
 
 
 class StreamedGradients:
@@ -60,8 +60,8 @@ class StreamedGradients:
         self._settle()
         self._spares.clear()
         for parameter in self._parameters().values():
-            if (storage := self._storage(parameter)) is not None:
-                self._host_copies.move_in(storage)
+            if (gradient := self._gradient(parameter)) is not None:
+                self._host_copies.move_in(gradient.untyped_storage())
 
     def of_backward(self, parts: Sequence[Sequence[str]]) -> BackwardGradients:
         """Return what streams the gradients of a backward that begins.
@@ -81,8 +81,10 @@ class StreamedGradients:
         """Start to copy out the gradients of ``parameters`` that are resident; return the ids, for `finish`."""
         leaving: list[int] = []
         for number, parameter in _by_id(parameters).items():
-            storage = self._storage(parameter)
-            if storage is None or self._host_copies.find(storage) is not None or _is_held_elsewhere(parameter, storage):
+            gradient = self._gradient(parameter)
+            if gradient is None or self._host_copies.find(storage := gradient.untyped_storage()) is not None:
+                continue
+            if is_held_elsewhere(storage, [gradient], num_owners=_NUM_OWNERS):  # as buckets of all-reduces hold it
                 continue
             known = self._fetched.get(number)
             if known is None or storage_id(known.storage) != storage_id(storage):
@@ -95,8 +97,10 @@ class StreamedGradients:
         """Start to copy in the gradients of ``parameters`` that are non-resident; return the ids, for `finish`."""
         coming: list[int] = []
         for number, parameter in _by_id(parameters).items():
-            storage = self._storage(parameter)
-            if storage is not None and (fetched := self._host_copies.prepare_fetch(storage)) is not None:
+            gradient = self._gradient(parameter)
+            if gradient is None:
+                continue
+            if (fetched := self._host_copies.prepare_fetch(gradient.untyped_storage())) is not None:
                 self._fetched[number] = fetched
                 self._host_copies.start_fetch(fetched)
                 coming.append(number)
@@ -125,13 +129,12 @@ class StreamedGradients:
             self._host_copies.settle(fetched)
             del self._fetched[number]
 
-    def _storage(self, parameter: Tensor) -> torch.UntypedStorage | None:
-        """Return the storage of its gradient, if that can stream."""
+    def _gradient(self, parameter: Tensor) -> Tensor | None:
+        """Return its gradient, if that can stream."""
         gradient = parameter.grad
         if gradient is None or not has_plain_storage(gradient) or gradient.device != self._host_copies.device:
             return None
-        storage = gradient.untyped_storage()
-        return storage if storage.nbytes() >= self._min_bytes else None
+        return gradient if gradient.untyped_storage().nbytes() >= self._min_bytes else None
 
 
 class BackwardGradients:
@@ -166,11 +169,3 @@ def window_bytes(sizes: Sequence[int], device: torch.device) -> int:
 
 def _by_id(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
     return {id(tensor): tensor for tensor in tensors}
-
-
-def _is_held_elsewhere(parameter: Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether something beside ``parameter`` owns its gradient or the memory, as buckets of all-reduces do."""
-    gradient = parameter.grad
-    assert gradient is not None
-    is_owned = storage_use_count(storage_id(storage)) > _OWN_USES
-    return is_owned or storage.is_shared() or tensor_use_count(gradient) > _OWN_USES

@@ -275,10 +275,11 @@ class ChunkedUpdates:
 
     def _drop_unchanged(self, updated: Sequence[Fetched]) -> list[Fetched]:
         """Return ``updated`` without the gradients that torch's own update has only read; their copies are dropped."""
-        # Fused ones divide gradients by a GradScaler's scale, which their versions do not show.
-        is_seen = getattr(self.optimizer, "grad_scale", None) is None
+        # Fused and foreach updates may write gradients, which versions do not show (torch 2.13): the division by a
+        # GradScaler's scale, and Nesterov's momentum on a GPU.
+        is_loop = not any(_is_fused(group) or _is_foreach(group) for group in self.optimizer.param_groups)
         is_torchs = type(self.optimizer).__module__.startswith("torch.optim.")
-        for fetched in updated if is_torchs and is_seen else ():
+        for fetched in updated if is_torchs and is_loop else ():
             gradient, version = self._versions.get(storage_id(fetched.storage), (None, 0))
             if gradient is not None and version_of(gradient) == version:
                 self._host_copies.drop_fetched(fetched)
@@ -349,7 +350,14 @@ def updated_parameters(optimizers: Iterable[Optimizer]) -> frozenset[int]:
 def _temporary_bytes(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> int:
     """Return the bytes of temporaries of an update of ``parameters`` with the settings of ``group``."""
     sizes = [parameter.nbytes for parameter in parameters]
-    is_foreach = group.get("foreach")  # None: torch uses foreach implementations on GPUs
-    if is_foreach or (is_foreach is None and any(parameter.is_cuda for parameter in parameters)):
-        return _TEMPORARY_VALUES * sum(sizes)
-    return _TEMPORARY_VALUES * max(sizes, default=0)
+    return _TEMPORARY_VALUES * (sum(sizes) if _is_foreach(group) else max(sizes, default=0))
+
+
+def _is_fused(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("fused"))
+
+
+def _is_foreach(group: Mapping[str, Any]) -> bool:
+    """Whether an update runs foreach implementations, as torch decides."""
+    is_foreach: bool | None = group.get("foreach")
+    return any(parameter.is_cuda for parameter in group["params"]) if is_foreach is None else is_foreach

@@ -63,6 +63,7 @@ def gradients(model):
     return [each.grad.clone() for each in model.parameters() if each.grad is not None]
 
 
+@pytest.mark.cpu_only("a GPU's backward runs in a thread of its own, where no handler of a signal runs")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_backward_whose_gradients_stream_can_be_repeated_from_anywhere(stride):
