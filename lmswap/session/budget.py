@@ -238,7 +238,7 @@ class BudgetTracker:
     def _used_outside(self, weight_bytes: int | None = None) -> int:
         """Return what is in use outside of steps; ``weight_bytes`` are parts of them, by default what plans keep.
 
-        None if the process has freed more of what it had before.
+        Nothing is, if the process has freed more of what it had before.
         """
         arena_bytes = self._arena.reserved_bytes if self._arena else 0
         return max(0, self._memory.used_bytes() - arena_bytes - self._in_steps(weight_bytes))

@@ -56,16 +56,15 @@ def best_split(
         best_seconds = plan.predicted_seconds + _update_seconds(link, trained_bytes(plan, program))
         best_seconds *= 1 - _WORTH_STREAMING
     for split in _splits(updates, may_stream_gradients=may_stream_gradients):
-        streams_more = split.has_gradients and not updates.gradients.are_streamed
-        step = program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if streams_more else program
+        step = program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if split.has_gradients else program
         freed_bytes = _freed_bytes(split, updates, allowance)
-        if freed_bytes <= 0 and not streams_more:
+        if freed_bytes <= 0 and not split.has_gradients:
             continue
         found = plans.try_within(step, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
         if found is None:
             continue
         gradient_bytes = program.gradient_bytes * split.has_gradients
-        more_bytes = split.state_bytes - updates.streamed_bytes + gradient_bytes * streams_more
+        more_bytes = split.state_bytes - updates.streamed_bytes + gradient_bytes
         target = found.machine.tier(tier)
         if split.state_bytes + gradient_bytes + found.plan.tier_bytes.get(tier, 0) > target.held_bytes:
             continue
@@ -81,10 +80,11 @@ def best_split(
 def _splits(updates: Updates, *, may_stream_gradients: bool) -> Iterator[Split]:
     """Yield splits of which more streams than now: gradients after all state, as they cost a backward copies, too."""
     total_bytes = updates.state_bytes
-    if not updates.gradients.are_streamed:
-        shares = (int(share * total_bytes) for share in _SHARES)
-        yield from (Split(nbytes, has_gradients=False) for nbytes in shares if nbytes > updates.streamed_bytes)
-    if may_stream_gradients and not updates.gradients.are_streamed:
+    if updates.gradients.are_streamed:
+        return
+    shares = (int(share * total_bytes) for share in _SHARES)
+    yield from (Split(nbytes, has_gradients=False) for nbytes in shares if nbytes > updates.streamed_bytes)
+    if may_stream_gradients:
         yield Split(total_bytes, has_gradients=True)
 
 
