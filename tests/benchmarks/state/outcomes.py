@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.state.training import StateOutcome
-from benchmarks.weights.outcomes import Run
-from tests.benchmarks.weights.outcomes import REPORT
+from benchmarks.weights.outcomes import Outcome
+from tests.benchmarks.weights import outcomes as weights
 
 PEAKS = {"first step": 2**29, "steps": 2**30, "save": 2**30, "load": 2**30}
-PLAIN = StateOutcome(
-    Run("gpt", "tiny", None, "plain", "cpu"),
-    "ran",
-    peak_bytes=2**30,
-    seconds=(1.0, 2.0, 3.0),
-    read_bytes=0.0,
-    bits=("a", "b", "c"),
-    trained="t",
-    peaks=PEAKS,
-    state_bytes=2**28,
-    update_seconds=(0.1, 0.2, 0.3),
-)
-LMSWAP = replace(
-    PLAIN,
-    run=replace(PLAIN.run, way="lmswap", budget_bytes=2**29),
-    peak_bytes=2**28,
+_OF_STATE = {"state_bytes": 2**28, "update_seconds": (0.1, 0.2, 0.3)}
+
+
+def _with_state(outcome: Outcome, **changes: Any) -> StateOutcome:
+    """``outcome``, of the weights benchmark, as one of this."""
+    changes = {"run": replace(outcome.run, task="gpt"), **_OF_STATE, **changes}
+    return StateOutcome(**{**vars(outcome), **changes})
+
+
+PLAIN = _with_state(weights.PLAIN, peaks=PEAKS)
+LMSWAP = _with_state(
+    weights.LMSWAP,
     seconds=(1.1, 2.2, 3.3),
-    read_bytes=2**27,
-    report={**REPORT, "bound_seconds": 1.0},
+    report={**weights.REPORT, "bound_seconds": 1.0},
     peaks=dict.fromkeys(PEAKS, 2**28),
 )
