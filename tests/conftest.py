@@ -171,3 +171,12 @@ def no_plans_from_the_cache(monkeypatch):
 def no_garbage():
     """What tests before this one left in cycles is collected now, not while this one counts memory."""
     gc.collect()
+
+
+@pytest.fixture
+def resident(no_garbage):
+    """What a process gives back or takes beside tensors depends on the tests before: models of this test count none."""
+    from tests.resident import memory_of_tensors
+
+    with memory_of_tensors() as resident:
+        yield resident

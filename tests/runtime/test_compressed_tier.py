@@ -11,11 +11,9 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import BudgetExceeded, TierError
-from lmswap.hardware import memory
 from lmswap.runtime import _C
 from tests.cases import cases
 from tests.models import CASES, LARGE, Case, quick_of, tight_budget
-from tests.session.training import bytes_of_the_heap
 from tests.training import loss_and_gradients, same_bits
 
 SMALL = 4096
@@ -151,9 +149,8 @@ def test_a_plan_kept_despite_lower_compression_can_be_saved_and_followed(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_garbage")
-def test_a_plan_that_can_recompute_does_so_when_compression_gets_worse(monkeypatch):
-    monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)  # or what the process gives back is in the budget
+@pytest.mark.usefixtures("resident")
+def test_a_plan_that_can_recompute_does_so_when_compression_gets_worse():
     _, unplanned = train(MIXING, policy="none", num_steps=2, keeps=False)
     options = {"policy": "auto", "budget": tight_budget(unplanned, 0.8), "keeps": False}
     _, sparse_ones = train(MIXING, **options, num_steps=4)

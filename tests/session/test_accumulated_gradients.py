@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.hardware import memory
 from lmswap.reporting.replan_reasons import AccumulatedGradients
-from tests.session.training import bytes_of_the_heap
 
 ADDS_UP = str(AccumulatedGradients())
 # A set of gradients is 81 MiB. With one of them a step takes some 110 MiB, of which 26 are kept free; with two 190.
@@ -83,9 +81,8 @@ def test_gradients_that_are_added_up_have_room_once(plain, habits):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_garbage")
-def test_their_plan_is_remembered(plain, monkeypatch):
-    monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)  # or what a process has grown by is another
+@pytest.mark.usefixtures("resident")
+def test_their_plan_is_remembered(plain):
     for source in ("", " from cache"):
         actual, report = train(budget=BUDGET)
         assert actual == plain

@@ -12,7 +12,7 @@ from torch import nn
 import lmswap
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.errors import LmswapError
-from lmswap.hardware import measure, memory
+from lmswap.hardware import measure
 from lmswap.hardware.cache import cache_directory
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
@@ -30,7 +30,7 @@ from lmswap.session.planned_step import Phase
 from tests.ir.build import build
 from tests.models import LARGE, Case, tight_budget
 from tests.session.no_weights import no_weights
-from tests.session.training import CASE, SMALL, bytes_of_the_heap, train
+from tests.session.training import CASE, SMALL, train
 from tests.training import same_bits
 
 
@@ -241,20 +241,15 @@ def test_the_host_budget_limits_swapped_bytes_before_the_first_step(tier):
     assert "Host budget" in str(limited)
 
 
-def reports_of_growth(nbytes: int, monkeypatch, *, after_step: int = 1, **options):
-    """Of a model after its first step and after its fifth; from ``after_step`` on the process holds ``nbytes`` more.
-
-    Beside that it holds what `bytes_of_the_heap` says.
-    """
+def reports_of_growth(nbytes: int, resident, *, after_step: int = 1, **options):
+    """Of a model after its first step and after its fifth; from ``after_step`` on the process holds ``nbytes`` more."""
     torch.compiler.reset()
-    held_bytes = 0
-    monkeypatch.setattr(memory, "resident_bytes", lambda: held_bytes + bytes_of_the_heap())
     model = lmswap.enable(CASE.make(), "4GiB", **options)
     CASE.loss(model(CASE.batch())).backward()
     planned = lmswap.report(model)
     for step in range(1, 5):
         if step == after_step:
-            held_bytes += nbytes
+            resident.other_bytes += nbytes
         CASE.loss(model(CASE.batch())).backward()
     steady = lmswap.report(model)
     lmswap.disable(model)
@@ -265,20 +260,20 @@ grows = pytest.mark.cpu_only("a budget on a GPU counts what torch allocates, not
 
 
 @grows
-def test_replanning_counts_growth_of_the_process_outside_of_tensors(monkeypatch):
+def test_replanning_counts_growth_of_the_process_outside_of_tensors(monkeypatch, resident):
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     nbytes = 128 * 2**20
-    planned, again = reports_of_growth(nbytes, monkeypatch, min_swap_bytes=SMALL)
+    planned, again = reports_of_growth(nbytes, resident, min_swap_bytes=SMALL)
     assert again.plan_origin.startswith("replanned")
     assert again.base_bytes >= planned.base_bytes + 0.9 * nbytes  # what was in reserve comes first
 
 
 @grows
 @pytest.mark.parametrize("after_step", [1, 4])  # 4: the first by a replanned one
-def test_growth_within_the_margin_is_part_of_later_predictions(after_step, monkeypatch):
+def test_growth_within_the_margin_is_part_of_later_predictions(after_step, monkeypatch, resident):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     nbytes = 32 * 2**20
-    planned, steady = reports_of_growth(nbytes, monkeypatch, after_step=after_step, policy="none")
+    planned, steady = reports_of_growth(nbytes, resident, after_step=after_step, policy="none")
     assert steady.plan_origin == planned.plan_origin
     assert steady.predicted_peak_bytes >= planned.predicted_peak_bytes + 0.9 * nbytes  # what was in reserve comes first
 
@@ -333,16 +328,14 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 
 
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
-@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which reads the real process
 @pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("resident")
 def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
-    # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
-    # need no more than it will have.
+    # By what ops take on this machine now the first plan might already need no more than it will have.
     monkeypatch.setattr(OpProfiler, "costs", lambda meter, program, graphs: meter._estimate(program))
-    monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)
     readings = iter([3, 4])
 
     def with_growth(planned, in_use_bytes, over_bytes):

@@ -1,15 +1,13 @@
 """Growth of memory outside of a model: each time counted, and planned for or reported as without room."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 import lmswap
-from lmswap.hardware import memory
 from tests.models import Case, tight_budget
-from tests.session.training import bytes_of_the_heap, train
+from tests.resident import memory_of_tensors
+from tests.session.training import train
 from tests.training import same_bits
 
 MIB = 2**20
@@ -28,32 +26,9 @@ def layers():
 CASE = Case(layers, lambda: torch.randn(12 * 2**11, 128))
 
 
-class Resident:
-    """Stands for resident memory: the heap, and what a test says that the process holds beside its tensors."""
-
-    def __init__(self):
-        self.other_bytes = 0
-
-    def __call__(self):
-        return self.other_bytes + bytes_of_the_heap()
-
-    def watch(self):
-        """A mark of its peak, for which the heap has had no more than tensors then."""
-        watch = memory._live().watch()
-
-        def of_process(read):
-            return lambda: self.other_bytes + 2**40 + read()
-
-        value, restart = of_process(watch.value), of_process(watch.restart)
-        return SimpleNamespace(value=value, restart=restart, paused=watch.paused, stop=watch.stop)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def resident():
-    with pytest.MonkeyPatch.context() as patched:
-        resident = Resident()
-        patched.setattr(memory, "resident_bytes", resident)
-        patched.setattr(memory, "_RESIDENT", resident)
+    with memory_of_tensors() as resident:
         yield resident
 
 

@@ -5,9 +5,9 @@ import torch
 
 import lmswap
 from lmswap.errors import PlanInfeasible
-from lmswap.hardware import memory
 from tests.models import LARGE, tight_budget
-from tests.session.training import bytes_of_the_heap, train
+from tests.resident import memory_of_tensors
+from tests.session.training import train
 from tests.training import same_bits
 
 pytestmark = [
@@ -18,8 +18,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _resident_memory_is_the_heap():
-    with pytest.MonkeyPatch.context() as patched:  # what else a process gives back would hide growth
-        patched.setattr(memory, "resident_bytes", bytes_of_the_heap)
+    with memory_of_tensors():
         yield
 
 

@@ -18,7 +18,8 @@ from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
 from tests.models import Case
 from tests.reporting.small_step import MACHINE
-from tests.session.training import bytes_of_the_heap, train
+from tests.resident import memory_of_tensors
+from tests.session.training import train
 
 MIB = 2**20
 
@@ -41,8 +42,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _resident_memory_is_the_heap():
-    with pytest.MonkeyPatch.context() as patched:  # or starts of a process differ by some MiB
-        patched.setattr(memory, "resident_bytes", bytes_of_the_heap)
+    with memory_of_tensors():
         yield
 
 

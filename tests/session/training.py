@@ -3,7 +3,6 @@
 import torch
 
 import lmswap
-from lmswap.runtime import _C
 from tests.models import CASES, Case
 
 SMALL = 4096
@@ -26,11 +25,3 @@ def train(case: Case = CASE, *, num_steps: int = 1, **options):
     report = lmswap.report(model)
     lmswap.disable(model)
     return results, report
-
-
-def bytes_of_the_heap() -> int:
-    """Stands for resident memory: what else real ones give back meanwhile would hide growth.
-
-    The tebibyte is more than the tests' process takes, whose own peak, less this, would be taken for a step's.
-    """
-    return 2**40 + _C.heap_stats().live_bytes + _C.heap_reusable_bytes()

@@ -12,10 +12,10 @@ from torch import nn
 import lmswap
 from lmswap.api import _session
 from lmswap.errors import NotManaged, OptionError
-from lmswap.hardware import memory
-from tests.session.training import bytes_of_the_heap
 from tests.weights.adapted import network, same, tokens, train
 
+# The least budget is that of the first plan: where the process gives back some MiB afterwards, weights fit in them.
+pytestmark = pytest.mark.usefixtures("resident")
 LEAST = {"budget": "1%", "weights": "swap", "min_swap_bytes": "512KiB"}
 
 
@@ -28,13 +28,6 @@ def host_copies(model):
     return len(_session(model).engine.host_copies)
 
 
-@pytest.fixture
-def _the_least_budget_stays_least(no_garbage, monkeypatch):
-    # The least budget is that of the first plan: where the process gives back some MiB afterwards, weights fit in them.
-    monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)
-
-
-@pytest.mark.usefixtures("_the_least_budget_stays_least")
 def test_a_frozen_base_that_does_not_fit_trains_with_the_same_bits():
     expected = train(network(), 6)
     model = enabled(network())
@@ -60,7 +53,6 @@ def test_verification_passes_with_swapped_weights():
     assert lmswap.report(model).verified is not None
 
 
-@pytest.mark.usefixtures("_the_least_budget_stays_least")
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_calls_without_gradients_fetch_weights(context):
     plain = network().eval()
@@ -73,7 +65,6 @@ def test_calls_without_gradients_fetch_weights(context):
     assert report.measured_peak_bytes <= report.budget_bytes
 
 
-@pytest.mark.usefixtures("_the_least_budget_stays_least")
 def test_a_model_that_could_be_trained_is_swapped_in_inference():
     plain, model = network(trained="").eval(), enabled(network(trained="").eval())
     for step in range(3):
@@ -90,8 +81,7 @@ def validate(model, step):
     return outputs
 
 
-def test_validation_between_training_steps(monkeypatch):
-    monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)  # or what the process gives back is in the budget
+def test_validation_between_training_steps():
     model = enabled(network(), budget="30%")  # beside the step the outputs are kept
     assert same(train(model, 6, validate), train(network(), 6, validate))
 
