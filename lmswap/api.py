@@ -18,7 +18,6 @@ from torch import fx, nn
 
 from lmswap.call_monitor import UNCALLED_MODELS
 from lmswap.capture.dry_run import capture_step
-from lmswap.capture.specialize import has_dynamic_sizes, specialize
 from lmswap.dispatch import ModelCall
 from lmswap.errors import NotManaged, OptionError, UntestedTorch, without_path
 from lmswap.hardware.device import default_device
@@ -434,7 +433,7 @@ def compile_backend(
         _compiled[backend] = session
     if not session.is_open:
         return partial(_refuse_closed, session.engine.number)  # holds no session, as nothing evicts its trace
-    return specialize(module, weakref.proxy(session)) if has_dynamic_sizes(module) else session(module, inputs)
+    return session(module, inputs)
 
 
 def _refuse_closed(engine: int, *_: object) -> None:

@@ -92,7 +92,13 @@ class ModelCall:
         else:
             session.has_hooks = True
             is_own = session.options.compiler == "fx"
-            self._compiled = CompiledCall(model, session, takes_floats=is_own)
+            recompiles = self._recompiles
+            self._compiled = CompiledCall(
+                model,
+                session,
+                takes_floats=is_own,
+                sizes_may_vary=lambda: session.may_share_plans and recompiles.sizes_may_vary(self._inside.shapes()),
+            )
             session.runs_uncaptured = is_own
 
     @property
@@ -131,7 +137,7 @@ class ModelCall:
         except Exception as error:
             raise shortened(error)  # noqa: B904 - itself
         finally:
-            self._inside.is_running = False
+            self._inside.is_running, self._inside.shapes = False, None
             self._own.end_call()
 
     def _check_global_state(self) -> None:
@@ -205,6 +211,7 @@ class ModelCall:
                 self._hooks.on(*hooks),
             ):
                 self._own.seconds += perf_counter()
+                self._inside.shapes = lambda: _shapes(args, kwargs)
                 result = compiled(*args, **kwargs)
                 self._own.seconds -= perf_counter()
         except FailOnRecompileLimitHit:
@@ -241,7 +248,7 @@ class ModelCall:
         if not torch.is_grad_enabled():
             self._without_gradients.add(self._kind(args, kwargs), is_traced=is_traced)
         elif is_traced:
-            warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
+            warning = self._recompiles.add(_shapes(args, kwargs))
             if warning is not None:
                 warn(warning, ManyTraces)
 
@@ -364,6 +371,10 @@ def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
         for name, parameter in parameters.items()
         if parameter is not None
     )
+
+
+def _shapes(args: Any, kwargs: Any) -> Hashable:
+    return tuple(tensor.shape for tensor in tensors((args, kwargs)))
 
 
 def _unmanageable_place() -> str | None:

@@ -77,13 +77,14 @@ def test_a_model_compiled_by_another_backend_is_not_enabled():
 
 
 def test_a_disabled_module_refuses_calls_of_new_shapes_too():
+    others = {*api.sessions()}  # of tests before
     model = compiled()
     step(model)
     lmswap.disable(model)
     for rows in (2, 3, 4):
         with pytest.raises(TransferError, match="closed"):
             step(model, rows)
-    assert not api.sessions()
+    assert {*api.sessions()} <= others
 
 
 @pytest.mark.parametrize("breaks", [False, True])

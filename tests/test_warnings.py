@@ -278,7 +278,7 @@ def test_torch_func_transforms_run_the_model_in_eager_mode_and_warn_once(path):
 
 def test_a_model_retraced_for_each_shape_is_warned_of_once():
     torch.compiler.reset()
-    model = swapping(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), "fx")
+    model = swapping(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), "fx")
 
     def train(*counts):
         for count in counts:
@@ -286,11 +286,11 @@ def test_a_model_retraced_for_each_shape_is_warned_of_once():
 
     with torch.no_grad():
         model(torch.randn(3, 64))  # is no training
-    train(8, 16, 24, 32, 32)
+    train(16, 24, 32, 40, 40)
     with pytest.warns(
         ManyTraces, match=r"Sequential has been trained with inputs of 5 different shapes.*drop_last=True"
     ) as caught:
-        train(40, 48, 56)
+        train(48, 56, 64)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     lmswap.disable(model)

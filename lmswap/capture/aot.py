@@ -42,6 +42,7 @@ from lmswap.torch_compat.autograd import (
 )
 from lmswap.torch_compat.changing_floats import no_float_tensors
 from lmswap.torch_compat.dynamo import is_compiled_autograd_enabled
+from lmswap.torch_compat.symbolic_sizes import fix_sizes
 
 
 class GraphHandler(Protocol):
@@ -94,13 +95,16 @@ class GraphHandler(Protocol):
         return parts
 
 
-def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:
+def compile_region(
+    module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler, given: Sequence[Any] | None = None
+) -> Compiled:
     """Run AOTAutograd over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
         module: Dynamo's graph; it is consumed.
-        inputs: real or fake tensors in the order of its placeholders.
+        inputs: real or fake tensors, and symbolic sizes, in the order of its placeholders.
         handler: see `GraphHandler`.
+        given: the real tensors where ``inputs`` are fake.
 
     Returns:
         The callable that replaces the region.
@@ -109,7 +113,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: something is enabled that would change the graphs after they are planned.
     """
     refuse_graph_rewriters()
-    own_parameters, gradient_order = parameters_of(module, inputs, handler.parameter_names()), GradientOrder()
+    own_parameters = parameters_of(module, inputs if given is None else given, handler.parameter_names())
+    gradient_order = GradientOrder()
     gradient_order.instrument(module)
     compiler = aot_autograd.aot_autograd(
         fw_compiler=lambda graph, _: variant(graph).forward(graph),
@@ -130,6 +135,7 @@ def _partition(
     joint: fx.GraphModule, joint_inputs: Any, *, handler: GraphHandler, num_fwd_outputs: int, **others: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph of a region, the same for every plan."""
+    fix_sizes(joint.graph)
     if reorders_view_gradients(joint.graph, num_fwd_outputs):
         handler.note(VIEWS)
     restore_layout_ops(joint.graph)
@@ -172,18 +178,22 @@ class _GraphVariant(Variant):
         backward, tangents = self._handler.compiled_backward(graph), self._tangents
         assert tangents is not None
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
-        sums, own = AccumulationWatch(graph.graph, self._handler.note), self._handler.own
+        tensors, own = self._gradient_order.tensors, self._handler.own
+        sums = AccumulationWatch(graph.graph, tensors, self._handler.note)
         has_parts = len(self._parts) > 1  # some gradients are ready before the others
 
         def run(arguments: list[Any]) -> Sequence[Any]:
             own.seconds -= perf_counter()
             partial_results = sums.watch(tangents.run(backward, arguments))
             own.seconds += perf_counter()
-            return dispatch_gradients(partial_results, num_results) if has_parts else collect(partial_results)
+            if not has_parts:
+                return collect(partial_results)
+            return dispatch_gradients(partial_results, num_results, tensors)
 
         return boxed(run)
 
     def inference(self, graph: fx.GraphModule) -> BoxedFunction:
+        fix_sizes(graph.graph)
         retrace(graph.graph, (), self._handler.output_metadata)
         functionalize_random_ops(graph.graph)
         self._handler.inference(graph, self._own_parameters(graph.graph))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from lmswap.torch_compat.aot_autograd import gradients as gradient_outputs
 from lmswap.torch_compat.aot_autograd import overwritten_inputs, tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
+from lmswap.torch_compat.symbolic_sizes import is_size, symbolic_value
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.user_frame import is_users
 
@@ -39,6 +40,7 @@ class Lowered:
     program: Program
     graphs: tuple[SegmentGraph, ...]
     written: Collection[str] = ()  # names of the parameters and buffers that no plan may place: see `lower_training`
+    symbolic_bytes: Mapping[int, torch.SymInt] = field(default_factory=dict)  # of buffers whose size is no constant
 
 
 def lower_training(
@@ -65,7 +67,7 @@ def lower_training(
         is_deterministic: whether an op's results are bitwise identical in each execution.
 
     Raises:
-        CaptureError: a graph has a node that cannot be lowered, or a dynamic size.
+        CaptureError: a graph has a node that cannot be lowered.
     """
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
     return _lower(graphs, parameters, name, weights, trained=trained, is_deterministic=is_deterministic)
@@ -165,7 +167,8 @@ def _lower(
         segments=tuple(segments),
         gradients=gradients,
     )
-    return Lowered(program, graphs, frozenset(given for buffer, given in own.items() if buffer in written))
+    names = frozenset(given for buffer, given in own.items() if buffer in written)
+    return Lowered(program, graphs, names, lowering.symbolic_bytes)
 
 
 class _Lowering:
@@ -177,12 +180,15 @@ class _Lowering:
         self.values: list[Value] = []
         self.nbytes: list[int] = []
         self.names: list[str] = []  # of buffers
+        self.symbolic_bytes: dict[int, torch.SymInt] = {}
         self._storages: dict[int, int] = {}  # the fakes live in node.meta while this runs, so addresses are unique
         self._named: set[tuple[str, int]] = set()
         self._devices: list[str] = []  # their types, by buffer
 
     def add_graph(self, graph: SegmentGraph) -> None:
         for node in graph.module.graph.nodes:
+            if is_size(node.meta.get("val")):
+                continue  # a size, which is no op's result in the graphs of fixed sizes
             if node.op in ("placeholder", "get_attr") or is_projection(node):
                 self._add_value(graph, node)
             elif node.op == "call_function":
@@ -191,6 +197,13 @@ class _Lowering:
                 self._add_loss(graph, node)
             else:
                 raise CaptureError(f"graph holds a node of kind '{node.op}' ({node.name}), which lmswap cannot lower")
+            self._note_symbolic_bytes(node)
+
+    def _note_symbolic_bytes(self, node: fx.Node) -> None:
+        for fixed, symbolic in zip(tensors(node.meta.get("val")), tensors(symbolic_value(node)), strict=True):
+            nbytes: int | torch.SymInt = symbolic.untyped_storage().nbytes()
+            if isinstance(nbytes, torch.SymInt):
+                self.symbolic_bytes.setdefault(self.buffer(fixed)[0], nbytes)
 
     def buffer(self, tensor: torch.Tensor) -> tuple[int, bool]:
         """Return the buffer of a fake tensor, and whether it is new."""
@@ -199,7 +212,7 @@ class _Lowering:
         if known is not None:
             return known, False
         self._storages[storage_id(storage)] = len(self.nbytes)
-        self.nbytes.append(_static_size(storage.nbytes(), "storage size"))
+        self.nbytes.append(storage.nbytes())
         self.names.append("")
         self._devices.append(tensor.device.type)
         return len(self.nbytes) - 1, True
@@ -263,9 +276,9 @@ class _Lowering:
                 name=node.name,
                 buffer=buffer,
                 dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(_static_size(n, "shape") for n in tensor.shape),
-                stride=tuple(_static_size(n, "stride") for n in tensor.stride()),
-                offset=_static_size(tensor.storage_offset(), "offset"),
+                shape=tuple(tensor.shape),
+                stride=tensor.stride(),
+                offset=int(tensor.storage_offset()),
             )
         )
 
@@ -350,8 +363,9 @@ def _returns_alias(node: fx.Node) -> bool:
 
 
 def _is_repeatable(node: fx.Node) -> bool:
-    # Graphs can pass tensors to each other, but no numbers.
-    reads_tensors = all(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
+    # Graphs can pass tensors to each other, but no numbers; sizes are constants of a graph that repeats an op.
+    given = (argument.meta.get("val") for argument in node.all_input_nodes)
+    reads_tensors = all(isinstance(value, torch.Tensor) or is_size(value) for value in given)
     is_unseeded = is_random(node) and state_of(node) is None
     is_repeatable = bool(node.meta.get("is_repeatable", True)) and not _chooses_by_thread(node)
     return not is_unseeded and reads_tensors and is_repeatable
@@ -384,14 +398,5 @@ def _flops(node: fx.Node) -> int:
     count = flop_registry.get(_SAME_FLOPS.get(packet, packet))
     if count is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     return int(count(*args, **kwargs, out_val=node.meta.get("val")))
-
-
-def _static_size(size: int | torch.SymInt, what: str) -> int:
-    if isinstance(size, torch.SymInt):
-        raise CaptureError(
-            f"a tensor has a {what} that changes from call to call ({size}); a byte budget needs fixed shapes: "
-            "do not mark dimensions as dynamic, each shape gets its own plan"
-        )
-    return int(size)

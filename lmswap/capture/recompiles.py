@@ -42,9 +42,6 @@ TRACING = {
     # be planned, and its gradients accumulated, separately. Buckets below 1 MiB raise an error (torch 2.13; no upstream
     # issue known).
     "optimize_ddp": False,
-    # As torch.compile(dynamic=False) has it, which would set them in each call, and does not set them back where a
-    # signal comes between (torch 2.11 to 2.13; no upstream issue known).
-    "automatic_dynamic_shapes": False,
     "assume_static_by_default": True,
     **dynamo.NO_DECOMPOSITIONS,
 }
@@ -57,9 +54,14 @@ _COSTS = "Each is traced and planned by itself, which takes seconds and some mem
 
 
 @contextmanager
-def tracing_settings() -> Iterator[None]:
-    """Set `TRACING` for the duration, and let Dynamo time no guards."""
-    with dynamo.settings(TRACING), dynamo.untimed_guards():
+def tracing_settings(*, sizes_may_vary: bool = False) -> Iterator[None]:
+    """Set `TRACING` for the duration, and let Dynamo time no guards.
+
+    ``sizes_may_vary``: one trace is to serve all sizes of the inputs that have had several, and numbers likewise. Torch
+    sets that in each call, and does not set it back where a signal comes between (torch 2.11 to 2.13; no upstream issue
+    known).
+    """
+    with dynamo.settings({**TRACING, "automatic_dynamic_shapes": sizes_may_vary}), dynamo.untimed_guards():
         yield
 
 
@@ -76,6 +78,10 @@ class Recompiles:
 
     def __init__(self, model: str) -> None:
         self._model, self._count, self._shapes = model, 0, set[Hashable]()
+
+    def sizes_may_vary(self, shapes: Hashable) -> bool:
+        """Whether inputs, now of ``shapes``, vary by more than a last batch that is smaller, or numbers beside them."""
+        return self._count > 0 if shapes in self._shapes else len(self._shapes) > 1
 
     def add(self, shapes: Hashable) -> str | None:
         """Count a trace for inputs of ``shapes``; return the warning once there are many of one kind."""
@@ -135,7 +141,9 @@ def _last_recompile_reason() -> str:
 
 
 @contextmanager
-def _tracing(is_compiling_calls: list[str], *, takes_floats: bool) -> Iterator[None]:
+def _tracing(
+    is_compiling_calls: list[str], *, takes_floats: bool, sizes_may_vary: Callable[[], bool]
+) -> Iterator[None]:
     """Return the context of a trace.
 
     Calls that trace nothing do not enter it, which would take longer than all else in a step of a small model.
@@ -143,11 +151,12 @@ def _tracing(is_compiling_calls: list[str], *, takes_floats: bool) -> Iterator[N
     Args:
         is_compiling_calls: see `detect_is_compiling_calls`.
         takes_floats: the graphs' ops can take numbers that are inputs.
+        sizes_may_vary: see `tracing_settings`.
     """
     with (
         _one_traces,
         collection_paused(),
-        tracing_settings(),
+        tracing_settings(sizes_may_vary=sizes_may_vary()),
         floats_as_inputs() if takes_floats else nullcontext(),
         no_dynamo_decompositions(),
         marked_checkpoints(),
@@ -161,15 +170,30 @@ class CompiledCall:
     """Like `nn.Module.compile`, but also for modules of torch itself (nn.Sequential), which Dynamo skips."""
 
     def __init__(
-        self, model: nn.Module, backend: Callable[..., Callable[..., Any]], *, takes_floats: bool = False
+        self,
+        model: nn.Module,
+        backend: Callable[..., Callable[..., Any]],
+        *,
+        takes_floats: bool = False,
+        sizes_may_vary: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``takes_floats``: the graphs' ops can take numbers that are inputs; Inductor's kernels cannot."""
+        """Prepare to trace ``model``.
+
+        Args:
+            model: to be traced.
+            backend: compiles its graphs.
+            takes_floats: the graphs' ops can take numbers that are inputs; Inductor's kernels cannot.
+            sizes_may_vary: see `tracing_settings`.
+        """
         call = eager_call(model)
         # As `torch.compile` does; for other callables in place of the method, such as a partial, torch finds no file.
         is_method = isinstance(model.forward, MethodType)
         self._call = dynamo.inlined(call, model.forward) if is_method else call
-        self._backend, self._takes_floats, self._num_made = backend, takes_floats, 0
+        self._backend, self._num_made = backend, 0
         self.is_compiling_calls: list[str] = []  # lines of user code that make them
+        self._tracing = partial(
+            _tracing, self.is_compiling_calls, takes_floats=takes_floats, sizes_may_vary=sizes_may_vary
+        )
         self._make()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -201,8 +225,7 @@ class CompiledCall:
         raise failed
 
     def _make(self) -> None:
-        tracing = partial(_tracing, self.is_compiling_calls, takes_floats=self._takes_floats)
-        self._compiled = dynamo.compile_call(self._call, self._backend, tracing, MAX_GRAPHS)
+        self._compiled = dynamo.compile_call(self._call, self._backend, self._tracing, MAX_GRAPHS)
         self._num_made += 1
 
 

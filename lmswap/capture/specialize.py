@@ -1,74 +1,272 @@
-"""Specializes a region with dynamic sizes to each shape, so that each is captured and planned separately.
+"""Captures a region with dynamic sizes for the sizes of each call, or for all sizes whose steps need no swaps.
 
-Without ``dynamic=False``, `torch.compile` traces one graph for all sizes when an input has a second size, as in the
-last batch of an epoch. A byte budget needs numbers, so that graph is copied for the sizes of each call, with numbers in
-place of symbols.
+When an input has a second size Dynamo traces one graph for all sizes. A byte budget needs numbers: what a plan moves is
+restored with the sizes of its trace, so that such a capture serves one kind of call. One whose plan moves nothing runs
+with the sizes of each call, as long as its step fits the budget unchanged.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
+from lmswap.capture.interrupts import raise_interrupt
+from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, SkipFrame
+from lmswap.torch_compat.symbolic_sizes import RegionSizes, Sizes, SymbolicRegion, is_symbolic, traced_number
 from lmswap.torch_compat.tensors import storage_id
-from lmswap.torch_compat.tracing import FakeTensorMode, ShapeEnv, TracingContext, tracing
+from lmswap.torch_compat.tracing import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, tracing
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-
-
-def has_dynamic_sizes(region: fx.GraphModule) -> bool:
-    """Return whether Dynamo's graph of a region takes sizes, besides tensors, that may change in the next call."""
-    return any(
-        isinstance(node.meta.get("example_value"), _SYMBOLIC) for node in region.graph.find_nodes(op="placeholder")
-    )
+# By position of a tensor: the first argument that is this tensor, and the first in its storage.
+Aliases = Mapping[int, tuple[int, int]]
+_MAX_SERVED = 1024  # kinds of calls that are known to be served: numbers may be new in each step
 
 
-def specialize(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., Any]:
-    """Return a function that runs ``region`` by one graph per kind of arguments, each made by ``compile_fixed``."""
-    known: dict[Hashable, Callable[..., Any]] = {}
+class SizesOutgrown(Exception):
+    """A capture does not serve the sizes of a call: ``is_fixed`` if it serves no others than those of its trace."""
 
-    def run(*arguments: Any) -> Any:
-        kind = _kind(arguments)
-        if kind not in known:
-            known[kind] = _compile(region, arguments, compile_fixed)
-        return known[kind](*arguments)
-
-    return run
+    def __init__(self, *, is_fixed: bool) -> None:
+        self.is_fixed = is_fixed
+        super().__init__()
 
 
-def _kind(arguments: Sequence[Any]) -> Hashable:
-    """Return what a graph depends on besides Dynamo's guards: sizes, and which arguments share memory."""
-    first: dict[int, int] = {}  # by tensor and by storage: the position of its first argument
-    return tuple(
-        (
-            argument.shape,
-            argument.stride(),
-            argument.storage_offset(),
-            first.setdefault(id(argument), place),
-            first.setdefault(storage_id(argument.untyped_storage()), place),
-        )
+class NotSymbolic(Exception):
+    """A region cannot be captured with symbolic sizes."""
+
+
+class Capture(Protocol):
+    """Captures a region."""
+
+    def __call__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        given: Sequence[Any],
+        symbolic: SymbolicRegion | None,
+        entry: Eviction,
+    ) -> Callable[..., Any]:
+        """Return what runs in place of ``module``; with `Sizes` as ``sizes`` it may raise `SizesOutgrown`.
+
+        Raises:
+            NotSymbolic: it failed, with symbolic sizes.
+            SkipFrame: it failed; the model's own code is to run.
+
+        Args:
+            module: the region.
+            inputs: of the trace.
+            given: the arguments of the call.
+            symbolic: the region with symbolic sizes; None: all are constants.
+            entry: evicts what is returned.
+        """
+
+
+def has_dynamic_sizes(region: fx.GraphModule, *, takes_floats: bool) -> bool:
+    """Return whether Dynamo's graph of a region takes numbers, besides tensors, that have to be constants of a plan.
+
+    ``takes_floats``: floats do not.
+    """
+    given = [node.meta.get("example_value") for node in region.graph.find_nodes(op="placeholder")]
+    return any(is_symbolic(value) and not (takes_floats and isinstance(value, torch.SymFloat)) for value in given)
+
+
+def specialize(
+    region: fx.GraphModule,
+    inputs: Sequence[Any],
+    capture: Capture,
+    *,
+    keeps_symbols: bool,
+    max_captures: int | None = None,
+) -> Callable[..., Any]:
+    """Return a function that runs ``region`` by captures made by ``capture``, the first one now if ``inputs`` are real.
+
+    Args:
+        region: Dynamo's graph, with symbolic sizes.
+        inputs: its inputs in the first call.
+        capture: see `Capture`.
+        keeps_symbols: a capture may serve other sizes than those of its first call.
+        max_captures: beyond them the function raises FailOnRecompileLimitHit.
+    """
+    dynamic = _DynamicRegion(region, capture, keeps_symbols=keeps_symbols, max_captures=max_captures)
+    if not any(isinstance(value, FakeTensor) for value in inputs):
+        dynamic.prepare([traced_number(value) for value in inputs])
+    return dynamic.run
+
+
+class SizedEntry:
+    """One capture of a region, for calls of some kinds."""
+
+    def __init__(self, aliases: Aliases) -> None:
+        self.aliases = aliases
+        self.function: Callable[..., Any]
+        self.symbolic: SymbolicRegion | None = None
+        self.is_fixed = False  # its plan has moved tensors
+        self.places: Sequence[int] | None = None  # of the arguments that ``function`` takes; None: of all
+
+    def serves(self, aliases: Aliases, sizes: Sizes | None) -> bool:
+        """Return whether its trace holds for calls of other ``sizes``."""
+        if self.symbolic is None or self.is_fixed or sizes is None or self.aliases != aliases:
+            return False
+        return self.symbolic.serves(sizes)
+
+    def run(self, arguments: Sequence[Any], sizes: Sizes | None) -> Any:
+        """Return the region's results.
+
+        Raises:
+            SizesOutgrown: its plan does not serve ``sizes``; nothing has run.
+        """
+        if self.places is not None:
+            return self.function(*(arguments[place] for place in self.places))
+        return self.function(*arguments, sizes=sizes)
+
+
+class Eviction:
+    """Forgets one capture of a region, without holding it: it holds the graph whose eviction this is."""
+
+    def __init__(self, owner: _DynamicRegion, entry: SizedEntry) -> None:
+        self._owner, self._entry = weakref.ref(owner), weakref.ref(entry)
+
+    def evict(self) -> bool:
+        """Forget the capture, so that the next call of its kinds is captured again; whether it was known."""
+        owner, entry = self._owner(), self._entry()
+        if owner is None or entry is None:
+            return False
+        owner.forget(entry)
+        return True
+
+
+class _DynamicRegion:
+    def __init__(
+        self, region: fx.GraphModule, capture: Capture, *, keeps_symbols: bool, max_captures: int | None
+    ) -> None:
+        self._region, self._capture, self._keeps_symbols = region, capture, keeps_symbols
+        self._max_captures = max_captures
+        self._sizes = RegionSizes(region)
+        self._captured_for: dict[Hashable, SizedEntry] = {}  # by kind of call
+        self._served: dict[Hashable, SizedEntry] = {}  # likewise, of other sizes
+        self._entries: list[SizedEntry] = []
+        self._too_large: list[Sizes] = []  # with which a step does not fit without swaps
+
+    def prepare(self, arguments: Sequence[Any]) -> None:
+        aliases = _aliases(arguments)
+        sizes = self._sizes_of(arguments, aliases)
+        self._captured_for[_kind(arguments, aliases, sizes)] = self._capture_for(arguments, aliases, sizes)
+
+    def run(self, *arguments: Any) -> Any:
+        aliases = _aliases(arguments)
+        sizes = self._sizes_of(arguments, aliases)
+        kind = _kind(arguments, aliases, sizes)
+        while True:
+            entry = self._captured_for.get(kind) or self._served.get(kind) or self._serving(aliases, sizes)
+            if entry is None:
+                entry = self._captured_for[kind] = self._capture_or_region(arguments, aliases, sizes)
+            elif kind not in self._captured_for:
+                if len(self._served) >= _MAX_SERVED:
+                    self._served.clear()
+                self._served[kind] = entry
+            try:
+                return entry.run(arguments, sizes)
+            except SizesOutgrown as outgrown:
+                entry.is_fixed |= outgrown.is_fixed
+                too_large = entry.symbolic.sizes if outgrown.is_fixed and entry.symbolic is not None else sizes
+            assert too_large is not None
+            self._too_large.append(too_large)
+            self._served.clear()
+
+    def _sizes_of(self, arguments: Sequence[Any], aliases: Aliases) -> Sizes | None:
+        """Return the sizes of a call; None if a capture cannot serve others, as where tensors of them share memory."""
+        if not self._keeps_symbols:
+            return None
+        shared = ((place, first) for place, (_, first) in aliases.items() if place != first)
+        if any(not self._sizes.varying.isdisjoint(places) for places in shared):
+            return None
+        return self._sizes.of(arguments)
+
+    def _serving(self, aliases: Aliases, sizes: Sizes | None) -> SizedEntry | None:
+        """Return the newest capture of other sizes that may serve a call."""
+        if self._is_too_large(sizes):
+            return None
+        return next((entry for entry in reversed(self._entries) if entry.serves(aliases, sizes)), None)
+
+    def _is_too_large(self, sizes: Sizes | None) -> bool:
+        """Whether a step of ``sizes`` is known to need swaps: to trace it for them alone takes a third of the time."""
+        if sizes is None:
+            return True
+        return any(all(sizes[symbol] >= number for symbol, number in known.items()) for known in self._too_large)
+
+    def forget(self, entry: SizedEntry) -> None:
+        self._entries = [other for other in self._entries if other is not entry]
+        self._captured_for = {kind: other for kind, other in self._captured_for.items() if other is not entry}
+        self._served.clear()
+
+    def _capture_for(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
+        if self._max_captures is not None and len(self._entries) >= self._max_captures:
+            raise FailOnRecompileLimitHit(f"captured for {self._max_captures} sizes")
+        if not self._is_too_large(sizes):
+            try:
+                return self._captured(arguments, aliases, sizes)
+            except NotSymbolic:
+                self._keeps_symbols = False
+        return self._captured(arguments, aliases, None)
+
+    def _capture_or_region(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
+        """Return a capture, or the region as Dynamo has it: its trace, which has ended, cannot skip it any more."""
+        try:
+            return self._capture_for(arguments, aliases, sizes)
+        except SkipFrame:
+            entry = SizedEntry(aliases)
+            entry.function, entry.places = self._region, range(len(arguments))
+            return entry
+
+    def _captured(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
+        entry = SizedEntry(aliases)
+        if sizes is None:
+            fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+            module, entry.places = _with_numbers(self._region, arguments, fake_mode)
+            inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+        else:
+            entry.symbolic = self._symbolic(arguments, sizes)
+            module, inputs, fake_mode = entry.symbolic.module, entry.symbolic.inputs, entry.symbolic.fake_mode
+        given = arguments if entry.places is None else [arguments[place] for place in entry.places]
+        with tracing(TracingContext(fake_mode)):
+            entry.function = self._capture(module, inputs, given, entry.symbolic, Eviction(self, entry))
+        self._entries.append(entry)
+        return entry
+
+    def _symbolic(self, arguments: Sequence[Any], sizes: Sizes) -> SymbolicRegion:
+        try:
+            return SymbolicRegion(self._region, arguments, sizes)
+        except Exception as error:  # torch's own, of any kind
+            raise_interrupt(error)
+            raise NotSymbolic from error
+
+
+def _kind(arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> Hashable:
+    """Return what a capture is for: sizes, and which arguments share memory; without ``sizes``, each number."""
+    geometry = (
+        (argument.shape, argument.stride(), argument.storage_offset())
         if isinstance(argument, torch.Tensor)
         else argument
-        for place, argument in enumerate(arguments)
+        for argument in arguments
+        if sizes is None or not isinstance(argument, float)
     )
+    return tuple(geometry), tuple(aliases.values())
 
 
-def _compile(region: fx.GraphModule, arguments: Sequence[Any], compile_fixed: Compile) -> Callable[..., Any]:
-    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
-    fixed, places = _with_sizes(region, arguments, fake_mode)
-    fakes = [node.meta["example_value"] for node in fixed.graph.find_nodes(op="placeholder")]
-    with tracing(TracingContext(fake_mode)):
-        compiled = compile_fixed(fixed, fakes)
-    return lambda *given: compiled(*(given[place] for place in places))
+def _aliases(arguments: Sequence[Any]) -> Aliases:
+    """Return which arguments share memory: on that a graph depends besides Dynamo's guards."""
+    first: dict[int, int] = {}  # by tensor and by storage: the position of its first argument
+    return {
+        place: (first.setdefault(id(argument), place), first.setdefault(storage_id(argument.untyped_storage()), place))
+        for place, argument in enumerate(arguments)
+        if isinstance(argument, torch.Tensor)
+    }
 
 
-def _with_sizes(
+def _with_numbers(
     region: fx.GraphModule, arguments: Sequence[Any], fake_mode: FakeTensorMode
 ) -> tuple[fx.GraphModule, list[int]]:
     """Return a copy of ``region`` for the sizes of ``arguments``, and the positions of the tensors among them."""

@@ -15,6 +15,7 @@ from lmswap.runtime.ops import COPIES
 from lmswap.runtime.rng import STATE, state_of
 from lmswap.torch_compat.graphs import BoxedCodeGen, LazyGraphModule
 from lmswap.torch_compat.operators import OpOverload, direct_call
+from lmswap.torch_compat.symbolic_sizes import inline_sizes, is_size, is_symbolic, traced_number
 
 BoxedFunction = Callable[[list[Any]], Any]
 _MAX_VIEWS = 8  # between an output and the node of its graph
@@ -57,18 +58,28 @@ class SegmentGraph:
 
     @property
     def saved(self) -> list[Any]:
-        """The outputs saved for the backward; all but integers are nodes."""
-        return list(self.output.args[0])[self.num_user_outputs :]  # type: ignore[arg-type]
+        """The outputs saved for the backward, in the order of its inputs; all but integers are nodes."""
+        # The forward returns symbolic numbers last, and the backward takes them first.
+        return sorted(list(self.output.args[0])[self.num_user_outputs :], key=_is_no_number)  # type: ignore[arg-type]
 
     def save(self, values: Iterable[Any]) -> None:
         """Replace the outputs saved for the backward by ``values``; of torch's descriptions, theirs are kept."""
         output, count = self.output, self.num_user_outputs
-        returned, saved = list(output.args[0]), list(values)  # type: ignore[arg-type]
+        returned, saved = list(output.args[0]), sorted(values, key=_is_no_number, reverse=True)  # type: ignore[arg-type]
         descriptions = output.meta.get("desc")
         if descriptions is not None and len(descriptions) == len(returned):
             described = dict(zip(returned[count:], descriptions[count:], strict=True))
             output.meta["desc"] = [*descriptions[:count], *map(described.get, saved)]
         output.args = ((*returned[:count], *saved),)
+
+    def inline_sizes(self) -> None:
+        """Let ops read the numbers of the trace in place of symbolic sizes, which are not passed on any more."""
+        inline_sizes(self.fx_graph)
+        if self.phase == "backward":
+            for node in [node for node in self.inputs if is_size(_traced(node)) and not node.users]:
+                self.fx_graph.erase_node(node)
+        else:
+            self.save(value for value in self.saved if not is_size(_traced(value)))
 
     def take(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
         """Insert an input, and return its node.
@@ -76,9 +87,10 @@ class SegmentGraph:
         Args:
             name: of the argument.
             value: its fake tensor.
-            before: the input that it precedes; by default the first one.
+            before: the input that it precedes; by default the first one that is no symbolic number.
         """
-        with self.fx_graph.inserting_before(before or next(iter(self.fx_graph.nodes))):
+        following = before or next(filter(_is_no_number, self.fx_graph.nodes))
+        with self.fx_graph.inserting_before(following):
             node = self.fx_graph.placeholder(name)
         node.meta["val"] = value
         return node
@@ -93,6 +105,15 @@ class SegmentGraph:
         values = (node.meta.get("val") for node in self.fx_graph.nodes)
         with next(value.fake_mode for value in values if hasattr(value, "fake_mode")):
             return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def _is_no_number(value: Any) -> bool:
+    """Return whether ``value`` is no symbolic number."""
+    return not is_symbolic(_traced(value))
+
+
+def _traced(value: Any) -> Any:
+    return value.meta.get("val") if isinstance(value, fx.Node) else value
 
 
 def drop_unread(backward: SegmentGraph, saved: Iterable[tuple[fx.Node, fx.Node]]) -> list[fx.Node]:
@@ -166,7 +187,7 @@ def value_of(node: fx.Node) -> Any:
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
-    return value
+    return traced_number(value)
 
 
 def is_whole(value: fx.Node) -> bool:

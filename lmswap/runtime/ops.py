@@ -42,7 +42,8 @@ _SCHEMAS = (
 for _schema in _SCHEMAS:
     _library.define(_schema)  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "bernoulli(int[] size, int[] stride, float p, *, ScalarType dtype, Device device, Tensor? like=None) -> Tensor",
+    "bernoulli(SymInt[] size, SymInt[] stride, float p, *, ScalarType dtype, Device device, Tensor? like=None)"
+    " -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 

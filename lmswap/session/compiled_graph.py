@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
 from types import TracebackType
@@ -22,12 +23,13 @@ from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.output_names import input_names, results
+from lmswap.capture.specialize import Eviction, SizesOutgrown
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import Program
+from lmswap.ir.program import Op, Program
 from lmswap.ir.schedule import schedule
 from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
@@ -53,6 +55,7 @@ from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.weights import Placeable
 from lmswap.torch_compat.dynamo_cache import CacheEntry
+from lmswap.torch_compat.symbolic_sizes import BufferGrowth, Sizes, SymbolicRegion
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
 
@@ -60,12 +63,20 @@ if TYPE_CHECKING:
     from lmswap.session.session import Session
 
 
+_MAX_FITTING = 1024  # sizes that are known to fit: numbers may be new in each step
+
+
 class CapturedGraph:
     """One region that Dynamo captured: its compiled function, and what replanning needs."""
 
-    def __init__(self, session: Session, index: int, module: fx.GraphModule) -> None:
+    def __init__(self, session: Session, index: int, module: fx.GraphModule, symbolic: SymbolicRegion | None) -> None:
+        """``symbolic``: None if all sizes are constants of the graph."""
         self.session, self.index = session, index
-        self.entry = CacheEntry()
+        self.entry: CacheEntry | Eviction = CacheEntry()
+        self._symbolic = symbolic
+        self._growth: BufferGrowth | None = None  # of its program's buffers, with sizes
+        self._planned_for = self._ran_for = symbolic.sizes if symbolic is not None else {}
+        self._fitting: set[frozenset[Any]] = set()  # other sizes that its plan has room for
         self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
         self.input_names = input_names(module.graph)
         self.program: Program
@@ -103,13 +114,84 @@ class CapturedGraph:
         runs = [self, *self.again]
         return next((run for run in runs if run.index not in ran), self)
 
-    def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Trace the region, plan it by itself and compile it; ``module``, Dynamo's graph, is consumed."""
+    def capture(self, module: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> None:
+        """Trace the region, plan it by itself and compile it.
+
+        Args:
+            module: Dynamo's graph; it is consumed.
+            inputs: its inputs, which may be fake.
+            given: the real tensors among them.
+        """
         self.session.engine.release_cached()  # for its ops, which run on trial
         if self.session.options.compiler == "fx" and has_flex_attention(module):
             self.session.note_on_graphs(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)
-        self._take(compile_region(module, inputs, _PlannedGraph(self)))
+        self._take(compile_region(module, inputs, _PlannedGraph(self), given))
+
+    def fit(self, sizes: Sizes | None) -> None:
+        """Let its plan serve a call of ``sizes``; None are those of the trace.
+
+        Raises:
+            SizesOutgrown: the plan moves tensors, or has no room for them.
+        """
+        if sizes is None or self._symbolic is None:
+            return
+        if sizes != self._symbolic.sizes:
+            self._fit_others(sizes)
+        self._ran_for = sizes
+
+    def _fit_others(self, sizes: Sizes) -> None:
+        session, step, key = self.session, self.session.plans[self.follows], frozenset(sizes.items())
+        if step.moves or not session.may_share_plans:
+            raise SizesOutgrown(is_fixed=True)
+        assert self._growth is not None
+        if key in self._fitting:
+            return
+        if not self._growth.is_within(sizes, self._planned_for):
+            self._plan_for(sizes, step)
+        if len(self._fitting) >= _MAX_FITTING:
+            self._fitting.clear()
+        self._fitting.add(key)
+
+    def _plan_for(self, sizes: Sizes, step: PlannedStep) -> None:
+        """Let ``step`` be planned for ``sizes``, too; it fits, or they do not."""
+        needed = self._step_for(step, sizes)
+        if needed.excess_bytes > 0:
+            raise SizesOutgrown(is_fixed=False)
+        if needed.tensor_peak_bytes > step.tensor_peak_bytes:
+            self.session.plans.store(needed)
+            self._planned_for = sizes
+
+    def plan_as_traced(self) -> None:
+        """Note that a plan is made for the sizes of its trace."""
+        if self._symbolic is not None:
+            self._planned_for = self._symbolic.sizes
+            self._fitting.clear()
+
+    @property
+    def ran_for_other_sizes(self) -> bool:
+        """Whether its last run was with other sizes than those that its plan was made for."""
+        return self._ran_for != self._planned_for
+
+    def as_it_ran(self, step: PlannedStep) -> PlannedStep:
+        """Return ``step``, the plan that it follows, for the sizes of its last run."""
+        return self._step_for(step, self._ran_for) if self._ran_for and self.ran_for_other_sizes else step
+
+    def _step_for(self, step: PlannedStep, sizes: Sizes) -> PlannedStep:
+        """Return ``step``, which moves nothing, for other ``sizes`` of this graph.
+
+        Time and scratch of an op are assumed to grow as its buffers do.
+        """
+        program, first = step.merged.program, step.merged.buffer_offsets[step.graphs.index(self.index)]
+        buffers = list(program.buffers)
+        assert self._growth is not None and self._symbolic is not None
+        for own, factor in self._growth.factors(sizes, self._symbolic.sizes):
+            nbytes = math.ceil(factor * self.program.buffers[own].nbytes)
+            buffers[first + own] = replace(buffers[first + own], nbytes=nbytes)
+        sized = replace(program, buffers=tuple(buffers))
+        costs = _scaled(step.costs, program, sized)
+        plan = replace(step.plan, predicted_peak_bytes=StepMemory(sized, costs).peak.nbytes)
+        return replace(step, merged=replace(step.merged, program=sized), costs=costs, plan=plan)
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compile the region, as it was traced, for its part of the plan of the step of ``graphs``."""
@@ -123,6 +205,11 @@ class CapturedGraph:
         """
         del self._compiled, self.function, self.session
         self.handover = OutputLiveness()
+
+    def take_lowered(self, lowered: Lowered) -> None:
+        """Take the program of its trace."""
+        self.program = lowered.program
+        self._growth = BufferGrowth(lowered.symbolic_bytes)
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
@@ -323,6 +410,9 @@ class _PlannedGraph(aot.GraphHandler):
         step = session.plans[self._follows]
         which = step.graphs.index(self._graph.index)
         plan = graph_plan(step.merged, step.plan, which, lowered.program)
+        if plan.swaps or plan.recomputes:
+            for graph in lowered.graphs:
+                graph.inline_sizes()
         reference = self._reference(lowered, plan)
         runs, graphs = insert_recomputes(lowered.program, lowered.graphs, plan.recomputes)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=step.merged.buffer_offsets[which])
@@ -339,7 +429,7 @@ class _PlannedGraph(aot.GraphHandler):
 
     def _lowered(self, lower: Callable[[], Lowered]) -> Lowered:
         lowered = lower()
-        self._graph.program = lowered.program
+        self._graph.take_lowered(lowered)
         self._session.note_written(lowered.written)
         return lowered
 
@@ -421,6 +511,20 @@ def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
             graphs.append(graph.again[-1])
         runs.append(index if number == 0 else graph.again[number - 1].index)
     return tuple(runs)
+
+
+def _scaled(costs: OpCosts, program: Program, sized: Program) -> OpCosts:
+    """Return ``costs``, of ``program``, for the buffers of ``sized``: time and scratch of an op grow as they do."""
+
+    def share(op: Op) -> float:
+        buffers = {*op.reads, *op.writes}
+        before, after = (sum(each.buffers[b].nbytes for b in buffers) for each in (program, sized))
+        return after / before if before else 1.0
+
+    shares = [share(op) for op in program.ops]
+    scratch = {i: math.ceil(share * costs.scratch_bytes[i]) for i, share in enumerate(shares) if share != 1}
+    seconds = tuple(share * each for share, each in zip(shares, costs.seconds, strict=True))
+    return replace(costs.with_scratch(scratch), seconds=seconds)
 
 
 def _region_compiler(compiler: str) -> Callable[..., Compiled]:

@@ -191,6 +191,9 @@ class Replanner:
                 return self._settled(step, seen)
             case Phase.FINAL if peak_bytes > usual_peak_bytes(step):
                 return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
+            # Runs with other sizes never make the plan final.
+            case _ if not run.is_steady and not self._options.verify and peak_bytes > step.allowance.budget_bytes:
+                return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
         return seen
 
     def _start_recording(

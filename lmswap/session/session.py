@@ -28,6 +28,8 @@ from lmswap.capture.merge_programs import MergedPrograms, merge, merge_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.op_costs.benchmark import OpProfiler
+from lmswap.capture.recompiles import MAX_GRAPHS
+from lmswap.capture.specialize import Eviction, NotSymbolic, has_dynamic_sizes, specialize
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, NotManaged, OptionError, PlanInfeasible, TierError
@@ -70,6 +72,7 @@ from lmswap.session.training_state import TrainingState
 from lmswap.session.updates import Updates
 from lmswap.session.weights import Weights
 from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
+from lmswap.torch_compat.symbolic_sizes import Sizes, SymbolicRegion
 from lmswap.verify.summary import Verified
 from lmswap.verify.transfer_checksums import Audit
 
@@ -167,8 +170,50 @@ class Session:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one graph, as Dynamo's backend; return the function that runs instead of it."""
+        if not has_dynamic_sizes(module, takes_floats=self.runs_uncaptured):
+            return self._capture(module, inputs, inputs)
+        session: Any = weakref.proxy(self)
+
+        def capture(
+            module: fx.GraphModule,
+            inputs: Sequence[Any],
+            given: Sequence[Any],
+            symbolic: SymbolicRegion | None,
+            entry: Eviction,
+        ) -> Callable[..., Any]:  # a method would hold the session
+            made: Callable[..., Any] = session._capture(module, inputs, given, symbolic, entry)
+            return made
+
+        return specialize(
+            module,
+            inputs,
+            capture,
+            keeps_symbols=self.may_share_plans,
+            max_captures=MAX_GRAPHS if self.runs_uncaptured else None,  # then hooks serve the model
+        )
+
+    @property
+    def may_share_plans(self) -> bool:
+        """Whether a plan that moves nothing may serve calls of other sizes than those of its trace.
+
+        Offsets in an arena and host copies of weights are those of one size.
+        """
+        is_plain = self.options.compiler == "fx" and self.verified is None
+        return is_plain and self.engine.arena is None and not self.weights.is_managed
+
+    def _capture(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        given: Sequence[Any],
+        symbolic: SymbolicRegion | None = None,
+        entry: Eviction | None = None,
+    ) -> Callable[..., Any]:
+        """Compile one graph, see `Capture`; ``entry``: None if it is one of Dynamo's."""
         self.traces.begin()
-        graph = CapturedGraph(self, len(self.graphs), module)
+        graph = CapturedGraph(self, len(self.graphs), module, symbolic)
+        if entry is not None:
+            graph.entry = entry
         self.graphs.append(graph)
         self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
         try:
@@ -178,9 +223,12 @@ class Session:
                 refuse_effects(module)
                 if self.runs_uncaptured:
                     refuse_numpy(module)
-                graph.capture(module, inputs)
+                graph.capture(module, inputs, given)
         except BaseException as error:
             self._discard(graph)
+            if symbolic is not None and _is_of_capture(error):
+                _log.info("%s: sizes of a graph stay constants: %s", self.name, error)
+                raise NotSymbolic from error
             if not self.runs_uncaptured or not _is_of_capture(error):
                 raise
             # torch appends a page of traceback, which is for the log.
@@ -199,11 +247,12 @@ class Session:
         begin = own.begin_graph if self.has_hooks else own.begin_call  # a `ModelCall` runs the graphs, or torch.compile
         session: Any = weakref.proxy(self)  # Dynamo may hold `run` for longer, see `CapturedGraph.release`
 
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, sizes: Sizes | None = None) -> Any:
             begin()
             session.check_caller()
             with without_hooks():
                 session.prepare(graph)
+                graph.fit(sizes)
                 graph.last_step = session.recorder.num_steps
                 with stage("running"):
                     outputs = graph.graph_for_this_run().function(*arguments)
@@ -262,13 +311,14 @@ class Session:
             with stage("planning", is_remembered=remembers() and known is None):
                 self._make((graph.index,), merged, graph.costs, known)
         except PlanInfeasible:
-            if not ran:
+            if not ran and not self.recorder.num_steps:
                 raise
             # Earlier graphs of this step were planned before this one was known; from the next step on all of them
             # share one plan, which fits or is refused with the reason.
             self.plans.swap_all((graph.index,), merged, graph.costs)
             # A complete step is over, though it was not ended yet.
-            self.plan_notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
+            after = ran[-1] if ran and self.recorder.complete() is None else None
+            self.plan_notes.append(crowded_out(graph.index, after))
 
     def check_caller(self) -> None:
         """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
@@ -313,6 +363,8 @@ class Session:
         ended = self.recorder.ended
         is_usual = ended is not None and self._order.recurs(ended) and self._replanner.shows_nothing(ended)
         if not is_usual and (followed := self._order.note_ended()):
+            if self._ran_for_other_sizes(followed.graphs):
+                followed = followed._replace(is_as_planned=False)
             self._replanner.observe(followed)
         if graph is None:
             return
@@ -374,7 +426,15 @@ class Session:
         If no step has trained, the plan of the last one that ran, as in `Recorder.last_training`.
         """
         ran = self.recorder.trained or self.recorder.ended
-        return self.plans.get(ran.follows) if ran is not None else self.plans.newest()
+        step = self.plans.get(ran.follows) if ran is not None else self.plans.newest()
+        for graph in () if step is None else map(self.graphs.__getitem__, step.graphs):
+            if isinstance(graph, CapturedGraph) and step is not None:
+                step = graph.as_it_ran(step)
+        return step
+
+    def _ran_for_other_sizes(self, graphs: Sequence[int]) -> bool:
+        ran = (self.graphs[index] for index in graphs)
+        return any(isinstance(graph, CapturedGraph) and graph.ran_for_other_sizes for graph in ran)
 
     def pinned(self) -> PinnedPlans:
         """Return the plans that all planned steps follow now, for a file."""
@@ -601,6 +661,9 @@ class Session:
 
     def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
         graphs = [self._graph(index) for index in indices]
+        for graph in graphs:
+            if isinstance(graph, CapturedGraph):
+                graph.plan_as_traced()
         merged = self._with_streamed(merge([graph.program for graph in graphs], backwards))
         costs = merge_costs(merged, [graph.costs for graph in graphs])
         self._make(indices, merged, costs, self.plans.load_cached(merged.program))

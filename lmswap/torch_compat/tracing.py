@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["FakeTensorMode", "ShapeEnv", "TracingContext", "tracing"]
+__all__ = ["FakeTensor", "FakeTensorMode", "ShapeEnv", "TracingContext", "tracing"]
 
 _NOT_FAKE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")

@@ -60,13 +60,16 @@ _STRIDES = "lmswap_strides"
 _READ_BYTES = (ops.swap_out_start, ops.swap_out_wait, ops.view_bytes)
 
 
-def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:
+def compile_region(
+    module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler, given: Sequence[Any]
+) -> Compiled:
     """Run Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
         module: Dynamo's graph; it is consumed.
         inputs: real or fake tensors in the order of its placeholders.
         handler: see `GraphHandler`; its ``compiled`` and ``compiled_backward`` are not called.
+        given: the real tensors where ``inputs`` are fake.
 
     Returns:
         The callable that replaces the region.
@@ -153,7 +156,9 @@ class _InductorVariant(Variant):
                 yield from parts(arguments, nullcontext)
 
         num_results = len(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-        return lambda arguments: dispatch_gradients(handler.register_backward(run(arguments)), num_results)
+        return lambda arguments: dispatch_gradients(
+            handler.register_backward(run(arguments)), num_results, range(num_results)
+        )
 
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
         """See `Variant`."""

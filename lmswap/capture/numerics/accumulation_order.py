@@ -7,7 +7,7 @@ others. Both follow from AOTAutograd's design (torch 2.13; no upstream issue kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,20 +32,27 @@ _Sum = int | tuple[Any, ...]  # one gradient, or several in the order in which t
 class AccumulationWatch:
     """Watches the gradients that a backward graph accumulates from several uses, for others added to them."""
 
-    def __init__(self, backward: fx.Graph, note: Callable[[str], None]) -> None:
-        """``backward``: the graph; ``note`` gets a sentence for the report at the first such case."""
+    def __init__(self, backward: fx.Graph, tensors: Sequence[int], note: Callable[[str], None]) -> None:
+        """Prepare for a graph.
+
+        Args:
+            backward: the graph.
+            tensors: positions of the region's inputs that are tensors; autograd has edges for no others.
+            note: gets a sentence for the report at the first such case.
+        """
         (output,) = backward.find_nodes(op="output")
-        self._positions = [position for position, result in enumerate(output.args[0]) if _is_sum(result)]
+        sums = {position for position, result in enumerate(output.args[0]) if _is_sum(result)}
+        self._edges = {position: edge for edge, position in enumerate(tensors) if position in sums}
         self._note = note
         self._is_reported = False
         self._handles: dict[int, RemovableHandle] = {}  # by position; a backward may not reach some nodes
 
     def watch(self, partial_results: PartialResults) -> PartialResults:
         """Return ``partial_results``, yielded by the region's node that autograd runs now, unchanged."""
-        if self._is_reported or not self._positions:
+        if self._is_reported or not self._edges:
             return partial_results
         node: Any = current_node()
-        edges: dict[int, Edge] = {position: node.next_functions[position] for position in self._positions}
+        edges: dict[int, Edge] = {position: node.next_functions[edge] for position, edge in self._edges.items()}
 
         def look(given: Results) -> Results:
             for position in given.keys() & edges.keys():

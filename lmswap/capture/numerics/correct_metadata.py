@@ -15,6 +15,7 @@ from torch import fx
 
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
+from lmswap.runtime.codegen import value_of
 from lmswap.torch_compat.operators import OpOverload
 from lmswap.torch_compat.pytree import tree_map_only
 from lmswap.torch_compat.tensors import make_contiguous_strides_for, storage_id
@@ -76,7 +77,7 @@ def may_differ(node: fx.Node) -> bool:
 
 def _trace(node: fx.Node) -> bool:
     """Run ``node`` on its inputs' fakes; return whether its own changed, or are views of other ones."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
         value = target(*args, **kwargs)

@@ -76,9 +76,12 @@ class _RunningBackward:
         return [None if position is None else self._made.pop(position) for position in positions]
 
 
-def dispatch_gradients(partial_results: PartialResults, num_results: int) -> Sequence[Any]:
-    """Return the gradients of the region's running node: all, or None for each if gates deliver them later."""
-    gates = _gates(num_results)
+def dispatch_gradients(partial_results: PartialResults, num_results: int, tensors: Sequence[int]) -> Sequence[Any]:
+    """Return the gradients of the region's running node: all, or None for each if gates deliver them later.
+
+    ``tensors`` are the positions of the inputs that are tensors, among as many as there are results.
+    """
+    gates = _gates(tensors)
     if not gates:
         return collect(partial_results)
     running = _RunningBackward(partial_results, {id(gate): wanted for gate, wanted in gates.items()})
@@ -94,15 +97,15 @@ def skip_gate(edge: Edge) -> Edge:
     return behind
 
 
-def _gates(num_results: int) -> dict[Any, list[int | None]]:
+def _gates(tensors: Sequence[int]) -> dict[Any, list[int | None]]:
     """Return, by gate, the result for each of its outputs, or None; empty unless each result's gate will run."""
     node: Any = current_node()
-    if torch.is_grad_enabled() or len(node.next_functions) != num_results:
+    if torch.is_grad_enabled() or len(node.next_functions) != len(tensors):
         return {}
     numbers: dict[Any, dict[int, int]] = {}
-    for number, (following, output) in enumerate(node.next_functions):
+    for position, (following, output) in zip(tensors, node.next_functions, strict=True):
         if following is not None:
-            numbers.setdefault(following, {})[output] = number
+            numbers.setdefault(following, {})[output] = position
     if not all(_is_gate(gate) and will_execute(gate) for gate in numbers):
         return {}
     return {gate: [at.get(output) for output in range(len(gate.next_functions))] for gate, at in numbers.items()}

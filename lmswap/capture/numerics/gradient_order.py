@@ -46,7 +46,7 @@ class GradientOrder:
 
     def __init__(self) -> None:
         self._order: Sequence[int] = ()
-        self._tensors: Sequence[int] = ()  # the inputs that are tensors
+        self.tensors: Sequence[int] = ()  # the inputs that are tensors
         self._parts: list[list[int]] = []  # by part of the backward: the inputs whose gradients it completes
 
     def instrument(self, module: fx.GraphModule) -> None:
@@ -68,8 +68,8 @@ class GradientOrder:
         """Return the region's real ``inputs``, wrapped so that gradients arrive in that order."""
         if not (self._order and torch.is_grad_enabled()):
             return inputs
-        are_all = len(self._tensors) == len(inputs)
-        given_tensors = inputs if are_all else [inputs[position] for position in self._tensors]
+        are_all = len(self.tensors) == len(inputs)
+        given_tensors = inputs if are_all else [inputs[position] for position in self.tensors]
         if len(self._parts) <= 1 and not _any_has_hooks(given_tensors) and not is_distributed():
             return inputs
         given = list(inputs)
@@ -96,7 +96,7 @@ class GradientOrder:
 
     def _traced(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         positions = defaultdict(list)
-        self._tensors = [position for position, value in enumerate(inputs) if isinstance(value, Tensor)]
+        self.tensors = [position for position, value in enumerate(inputs) if isinstance(value, Tensor)]
         for position, value in enumerate(inputs):
             if (node := _grad_fn(value)) is not None:
                 positions[node].append(position)

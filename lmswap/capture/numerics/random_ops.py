@@ -48,7 +48,8 @@ def functionalize_random_ops(joint: fx.Graph) -> None:
                 node.meta["val"] = user.meta["val"]  # which shares memory with views of it
                 user.replace_all_uses_with(node)
                 joint.erase_node(user)
-        node.args = (list(drawn.shape), list(drawn.stride()), node.args[2])
+        if not any(isinstance(number, fx.Node) for numbers in node.args[:2] for number in tree_leaves(numbers)):
+            node.args = (list(drawn.shape), list(drawn.stride()), node.args[2])
         memory, node.kwargs = node.kwargs["like"], {"dtype": drawn.dtype, "device": drawn.device}
         if memory.op == "call_function" and not memory.users and not is_random(memory):
             joint.erase_node(memory)

@@ -26,6 +26,7 @@ from lmswap.runtime.partial_backward import Backward, PartialResults
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
+from lmswap.torch_compat.symbolic_sizes import FixedSizes, Sizes, TracedLayouts
 from lmswap.torch_compat.tensors import suggest_memory_format
 
 _log = logging.getLogger(__name__)
@@ -109,8 +110,8 @@ class TangentAdapter:
         inputs = backward.graph.find_nodes(op="placeholder")
         self._nodes = tangents(backward.graph)
         self._positions = [inputs.index(node) for node in self._nodes]
-        self._traced = tuple(node.meta["val"].stride() for node in self._nodes)
-        self._is_planned = {self._traced: True}  # by strides
+        self._layouts = TracedLayouts(backward.graph, self._nodes)
+        self._is_planned = {self._layouts.none_differ: True}  # by differences from the traced strides
         self._depends_on_memory = _depends_on_memory(backward.graph, self._nodes)
         self._needed_tangents = _needed_tangents(backward.graph, self._nodes)
         self._arriving = threading.local()  # .present: those that exist, if not all do, until the backward takes them
@@ -119,14 +120,16 @@ class TangentAdapter:
         """Return what ``backward`` yields for ``arguments``; None for results of missing gradients only."""
         given = [arguments[position] for position in self._positions]
         absent = self._absent(given)
-        strides = tuple(tangent.stride() for tangent in given)
-        if strides not in self._is_planned:
-            self._is_planned[strides] = not self._depends_on_memory and self._runs_as_planned(given)
+        sizes = self._layouts.sizes_of(arguments)
+        traced = self._layouts.strides(sizes, given)
+        differences = self._layouts.differences(traced, given)
+        if differences not in self._is_planned:
+            self._is_planned[differences] = not self._depends_on_memory and self._runs_as_planned(given, sizes)
         given.clear()  # each is freed at its last use
-        if not self._is_planned[strides]:
+        if not self._is_planned[differences]:
             self._note(COPIED)
-            for position, traced in zip(self._positions, self._traced, strict=True):
-                arguments[position] = _copied_to_strides(arguments[position], traced)
+            for position, stride in zip(self._positions, traced, strict=True):
+                arguments[position] = _copied_to_strides(arguments[position], stride)
         partial_results = backward(arguments)
         return map(partial(self._without, absent), partial_results) if absent else partial_results
 
@@ -156,13 +159,15 @@ class TangentAdapter:
             if not any(tangent is other for other in present) and has_plain_storage(tangent) and not tangent.any()
         }
 
-    def _runs_as_planned(self, given: Sequence[torch.Tensor]) -> bool:
+    def _runs_as_planned(self, given: Sequence[torch.Tensor], sizes: Sizes) -> bool:
         """Return whether the graph accepts these tangents' layouts, with unchanged layouts of what the plan moves."""
         copies: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         graph.graph_copy(self._graph, copies)
+        if sizes:
+            FixedSizes(sizes).set(graph)
         for node, tangent in zip(self._nodes, given, strict=True):
-            fake = node.meta["val"]
+            fake = copies[node].meta["val"]
             with fake.fake_mode:
                 laid = torch.empty_strided(tangent.shape, tangent.stride(), dtype=fake.dtype, device=fake.device)
             copies[node].meta["val"] = laid
@@ -172,6 +177,7 @@ class TangentAdapter:
             raise_interrupt(error)
             _log.info("a backward cannot read tangents with strides of %s: %s", [t.stride() for t in given], error)
             return False
+        # With sizes other than the trace's nothing moves.
         moved = [source for node in copies if node.target in _MOVERS for source in node.all_input_nodes]
         return all(_layout(node) == _layout(copies[node]) for node in moved)
 
