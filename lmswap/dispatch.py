@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -38,6 +38,7 @@ from lmswap.progress import reported
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks, hooks_disabled_reason
 from lmswap.saved_tensors.plan_actions import PlannedEvents
+from lmswap.saved_tensors.read_ahead import ReadAhead
 from lmswap.saved_tensors.step import HookedStep, LazyHookedStep, storages_of
 from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
@@ -61,7 +62,7 @@ _SUMMED_BY_GRAPH = (
 
 _UNTRACED_CALLS = (
     "calls without gradients differ too often to trace each, as in generate() with its cache: such a call runs as in "
-    "plain torch, reads non-resident weights in place, and is not planned"
+    "plain torch, fetches non-resident weights as it reads them, and is not planned"
 )
 
 
@@ -82,6 +83,7 @@ class ModelCall:
         self._was_called = False
         self._first_parameter = _first_parameter(model)
         self._steps = HookedSteps(session)
+        self._ahead = ReadAhead(session.engine.host_copies, session.engine.streams)
         self._recompiles, self._without_gradients = Recompiles(session.name), TracesWithoutGradients()
         self._traced_in: GlobalState | None = None
         self._saving: list[weakref.ref[HookedStep]] = []  # whose backward may still need them
@@ -166,15 +168,24 @@ class ModelCall:
             )
 
     def known_steps(self) -> Sequence[PlannedEvents]:
-        """See `lmswap.saved_tensors.step.HookContext`, also for the next four."""
+        """See `lmswap.saved_tensors.step.HookContext`, also for the next six."""
         return self._steps.known()
 
     def spare_bytes(self) -> int:  # noqa: D102
         return self._steps.spare_bytes()
 
+    @property
+    def reads_ahead(self) -> bool:  # noqa: D102
+        return self._ahead.is_reading
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        copy = self._ahead.copy_of(tensor)
+        return tensor if copy is None else copy
+
     def backward_begins(self, step: HookedStep) -> None:  # noqa: D102
         self._session.engine.check_open()
         self._end_segment()
+        self._ahead.begin("backward")
         key = (_known_as(step), "backward")
         self._backward = (key, self._session.recorder.begin_segment(key), step)
 
@@ -182,6 +193,7 @@ class ModelCall:
         self._session.recorder.begin_op()
 
     def backward_ends(self, step: HookedStep) -> None:  # noqa: D102
+        self._ahead.end()
         self._end_segment()
         self._session.engine.check_async_errors()
         self._steps.ended(step)
@@ -282,7 +294,7 @@ class ModelCall:
         self._own.end_call()
         try:
             self._inside.runs_without_gradients = True  # a call with gradients inside of it is managed
-            with session.recorder.segment((UNPLANNED, "inference"), tuple):
+            with session.recorder.segment((UNPLANNED, "inference"), tuple), self._reading("inference"):
                 return self._plain(*args, **kwargs)
         finally:
             self._inside.runs_without_gradients = False
@@ -326,7 +338,7 @@ class ModelCall:
         step = self._step(planned, kind, args, kwargs, records=records)
         self._saving = [weakref.ref(saving) for saving in (*others, step)]
         with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
-            with self._hooks.on(step.pack, step.unpack):
+            with self._hooks.on(step.pack, step.unpack), self._reading("forward"):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
         if not step.num_storages:
@@ -346,6 +358,16 @@ class ModelCall:
                 "steps that run a backward inside of the forward have no plan: everything is swapped"
             )
         return result
+
+    def _reading(self, phase: str) -> AbstractContextManager[None]:
+        """Return the context in which operators read copies of non-resident weights that are fetched ahead.
+
+        Those that are trained only without gradients: hooks of a backward may update them.
+        """
+        trains, session = phase == "forward", self._session
+        weights = session.weights.readable_ahead(trained=not trains)
+        max_bytes = session.budget.read_ahead_bytes(weights, is_planned=trains)
+        return self._ahead.operators(phase, weights, max_bytes)
 
     def _step(
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from lmswap.errors import TransferError
+from lmswap.errors import OptionError, TransferError
 from lmswap.runtime import _C
 from lmswap.runtime.step_record import MOVED, STREAMED
 from lmswap.torch_compat.autograd import gradient_accumulator
@@ -199,6 +199,23 @@ class HostCopies:
         assert fetched.transfer is not None
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
+
+    def finish_read(self, fetched: Fetched) -> None:
+        """Make the current stream wait for the copy, which is read in ``memory``: the storage stays where it is.
+
+        Raises:
+            TransferError: the copy failed.
+        """
+        assert fetched.transfer is not None
+        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+
+    def cancel_read(self, fetched: Fetched) -> None:
+        """Wait for the copy, as its memory dies; its errors are of no interest."""
+        while fetched.transfer is None and not self._native.is_idle():  # interrupted while it started
+            time.sleep(0.001)
+        if fetched.transfer is not None:
+            with suppress(TransferError, OptionError):  # it failed, or its host copy has been freed
+                self._native.in_done(fetched.handle, fetched.transfer, self._stream())
 
     def start_write_back(self, fetched: Fetched) -> None:
         """Start to copy a fetched storage to its host copy, where it is after `finish_write_back`."""

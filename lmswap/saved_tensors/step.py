@@ -40,11 +40,18 @@ class HookContext(Protocol):
     module_names: Mapping[int, str]  # by identity
     check: SavedCheck | None  # in verification
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether weights have been fetched for the backward that this thread runs."""
+
     def known_steps(self) -> Sequence[PlannedEvents]:
         """Return the steps with plans, the most likely first."""
 
     def spare_bytes(self) -> int:
         """Return the saved bytes that a step without a plan may keep resident."""
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``tensor`` as a node reads it: on the device, if it is a non-resident weight that was fetched."""
 
     def backward_begins(self, step: HookedStep) -> None:
         """Note that a backward pass has reached the model."""
@@ -191,7 +198,10 @@ class HookedStep:
                 self.awaits_any_unpack = False
                 queue_callback(self._end_backward)
                 self._context.backward_begins(self)
-            return saved.restore()
+            tensor = saved.restore()
+            if self._context.reads_ahead and (reader := current_node()) is not None and not _is_extension_node(reader):
+                return self._context.read(tensor)
+            return tensor
         saved.check()
         storage = saved.storage
         transit_bytes = self._exit_transit(storage)

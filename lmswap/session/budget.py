@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
+
+import torch
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import assumed_bytes
@@ -51,6 +54,8 @@ _JOINED_BYTES = {"cpu": 40 * 2**20, "cuda": 0}
 _UNDER_WAY, _REBUILT = 1, 1
 # The share of free memory that "auto" takes; the rest is left to other users of the device.
 _AUTO_SHARE = 0.9
+# Of the budget, at most, for copies of weights in calls without a graph.
+_READ_AHEAD_SHARE = 1 / 8
 _AUTO = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
 
 
@@ -77,6 +82,7 @@ class BudgetTracker:
         """
         self.has_trained = False
         self._memory, self._trained, self._weights, self._arena = memory, trained, weights, arena
+        self._read_ahead_bytes = 0  # that steps without a graph take for copies of weights
         self._outside_bytes = 0  # the most that steps have taken outside of the arena
         self.held = Held(0)
         self._num_freed = 0  # segments, when the probed step began
@@ -104,6 +110,18 @@ class BudgetTracker:
     def close_arena(self) -> None:
         """From now on torch's allocator places the tensors of steps."""
         self._arena, self._fragments = None, True
+
+    def read_ahead_bytes(self, weights: Collection[torch.UntypedStorage], *, is_planned: bool) -> int:
+        """Return what copies of ``weights`` that calls without a graph read may occupy, of what is free now.
+
+        That is room for the largest two: one is read while the next is copied. If the call ``is_planned``, plans that
+        are made later leave it free.
+        """
+        largest_bytes = max((weight.nbytes() for weight in weights), default=0)
+        nbytes = min(2 * largest_bytes, int(_READ_AHEAD_SHARE * self.nbytes))
+        if is_planned:
+            self._read_ahead_bytes = nbytes
+        return min(nbytes, self.nbytes - self._memory.used_bytes())
 
     def take_share(self, program: Program, costs: OpCosts) -> None:
         """Let a budget that is a share include the step of ``program``: it refers to the largest step so far.
@@ -152,6 +170,7 @@ class BudgetTracker:
         trained = trained._replace(parameter_bytes=parameter_bytes)
         optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
         reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes) if trains else 0
+        reserve_bytes += self._read_ahead_bytes
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
         return Allowance(
             self.nbytes,

@@ -151,6 +151,17 @@ class Weights:
             resident_bytes += nbytes * (self._host_copies.find(group.storage) is None)
         return Placeable(names, trained, parameter_bytes, resident_bytes)
 
+    def readable_ahead(self, *, trained: bool) -> list[torch.UntypedStorage]:
+        """Return the non-resident parameters of which calls without a graph may read copies; ``trained`` ones, too."""
+        return [
+            group.storage
+            for group in (self._groups() if self.is_managed and self._host_copies else ())
+            if self._host_copies.find(group.storage) is not None
+            and all(isinstance(each, nn.Parameter) for each in group.tensors)
+            and (trained or not any(each.requires_grad for each in group.tensors))
+            and not group.is_held_elsewhere  # what holds it may write it, unseen
+        ]
+
     def names(self) -> dict[int, str]:
         """Return the first name of each parameter and each buffer that can be placed, by `id`."""
         return {id(tensor): name for name, tensor in reversed([*self._tensors().items()])}
