@@ -34,6 +34,7 @@ from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensor
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError
 from lmswap.frames import shortened
 from lmswap.ir.bytesize import format_bytes
+from lmswap.module_checks import check_swappable
 from lmswap.progress import reported
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks, hooks_disabled_reason
@@ -120,6 +121,8 @@ class ModelCall:
         if not (torch.is_grad_enabled() or self._is_planned_without_gradients(args, kwargs)):
             return self._call_without_gradients(args, kwargs)
         if not self._was_called:
+            if self._session.weights.is_managed:
+                check_swappable([*self._model.parameters()], self._session.name)  # sharded since it was enabled
             self._was_called = True
             UNCALLED_MODELS.discard(self._model)
         if (place := _unmanageable_place()) is not None:

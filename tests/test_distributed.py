@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import lmswap
 from lmswap import api
-from lmswap.errors import BudgetExceeded, RankMissing
+from lmswap.errors import BudgetExceeded, OptionError, RankMissing
 from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.planner import calibrate, make_plan
@@ -58,6 +58,23 @@ class Net(nn.Module):
         for layer in self.layers:
             x = torch.tanh(self.norm(layer(x)))
         return self.head(torch.tanh(self.aside(x)) if is_aside else x)
+
+
+class Frozen(Net):
+    """Of which only the head is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+        self.head.requires_grad_(True)
+
+
+class Untraced(Frozen):
+    """Which torch is not to trace."""
+
+    @torch._dynamo.disable
+    def forward(self, x):
+        return super().forward(x)
 
 
 class Deep(nn.Module):
@@ -218,6 +235,8 @@ CASES = [
     # Not synchronized: torch's SyncBatchNorm refuses tensors on CPUs.
     Case("batch norm", make=lambda: Net(norm=nn.BatchNorm1d), is_slow=True),
     Case("hooks", enable={"compiler": "eager"}),
+    Case("a swapped frozen base", make=Frozen, enable={"weights": "swap"}),
+    Case("a swapped frozen base, hooks", make=Untraced, enable={"weights": "swap"}, is_slow=True),
     Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
     Case("half of the memory, recompute", enable={"policy": "recompute"}, is_slow=True, **_TIGHT),
     Case("more and more is held beside", make=Deep, train=holding_more, budgets=("200MiB", "200MiB"), is_slow=True),
@@ -281,12 +300,21 @@ def run(case, *, is_enabled):
         "recomputed_bytes": report.recomputed_bytes,
         "peak_bytes": report.highest_peak_bytes,
         "budget_bytes": report.budget_bytes,
-        "left_bytes": report.tier_used_bytes,
+        "left_bytes": report.tier_used_bytes - api._session(managed).engine.host_copies.nbytes,
+        "swapped_weights": [*swapped_weights(managed)],
         "notes": [*report.notes],
         "plan": report.plan_origin,
     }
     lmswap.disable(managed)
     return found, reported
+
+
+def swapped_weights(network):
+    """The names of what is in its host copy."""
+    find = api._session(network).engine.host_copies.find
+    for name, parameter in network.named_parameters():
+        if type(parameter) is nn.Parameter and find(parameter.untyped_storage()) is not None:
+            yield name
 
 
 def outcome(case):
@@ -366,6 +394,14 @@ def test_every_rank_has_the_bits_that_it_has_without_lmswap(seen, case):
         assert moved_bytes > 0
 
 
+@pytest.mark.parametrize("case", params(case for case in CASES if "weights" in case.enable))
+def test_every_rank_swaps_what_is_frozen_and_keeps_what_is_trained(seen, case):
+    for rank in seen[case.name]:
+        assert set(rank["swapped_weights"]) == {
+            f"{name}.weight" for name in ("layers.0", "layers.1", "layers.2", "aside")
+        }
+
+
 @pytest.mark.parametrize("case", params(case for case in CASES if case.budgets))
 def test_every_rank_keeps_its_budget(seen, case):
     for rank in seen[case.name]:
@@ -381,6 +417,28 @@ def test_ranks_that_hold_more_between_steps_replan_during_training(seen, case):
 def test_ranks_that_plan_differently_train_together(seen):
     one, other = seen["other plans"]
     assert one["swapped_bytes"] > other["swapped_bytes"] > 0
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@over_gloo
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_sharded_parameters_are_not_swapped_and_the_error_says_so(where):
+    network, options = Net(), {"budget": "1GiB", "weights": "swap", "min_swap_bytes": 1024}
+    if where == "before":
+        lmswap.enable(network, **options)
+    sharded(network, {})
+    with pytest.raises(OptionError, match=r"fully_shard has sharded the parameters of (FSDP)?Net, and gathers"):
+        network(batch()) if where == "before" else lmswap.enable(network, **options)
+    lmswap.disable(network)
+    network(batch()).sum().backward()  # as without lmswap
+    assert all(parameter.grad is not None for parameter in network.parameters())
 
 
 def die_within(rank, world, folder, compiler):

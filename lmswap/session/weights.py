@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
@@ -77,6 +78,7 @@ class Weights:
     def manage(self) -> int:
         """Let plans place weights from now on; until there are plans, all are non-resident.
 
+        On several ranks what is trained is not: DistributedDataParallel would hold it in its host copy for good.
         On a CPU resident ones move to memory of the heap that counts them, unless something beside the model holds
         theirs.
 
@@ -95,7 +97,9 @@ class Weights:
             elif (nbytes := held_bytes(tensor)) >= self._min_bytes:
                 what = f"'{name}' ({format_bytes(nbytes)})"
                 self._note(f"{what} is not swapped: it is a {type(tensor).__name__} without plain bytes")
+        self._written = self._trained_names() if is_distributed() else frozenset()
         self.place(())
+        self._written = frozenset()
         for group in self._groups():
             is_resident = self._host_copies.find(group.storage) is None
             if group.storage.device.type == "cpu" and is_resident and not group.is_held_elsewhere:
@@ -220,6 +224,12 @@ class Weights:
     def kept_bytes(self) -> int:
         """Bytes of resident weights that the placed plans count as parts of their steps."""
         return sum(self._kept.values())
+
+    def _trained_names(self) -> frozenset[str]:
+        """Return the names of what is trained, and not updated in chunks."""
+        updated = updated_parameters(self._optimizers)
+        trained = ((name, each) for name, each in self._parameters().items() if each.requires_grad)
+        return frozenset(name for name, each in trained if id(each) not in updated)
 
     def _note_held(self, group: _Group) -> None:
         self._note(

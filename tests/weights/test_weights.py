@@ -172,16 +172,6 @@ def test_what_cannot_swap_weights_is_refused(given):
         enabled(network(), **given)
 
 
-def test_sharded_parameters_are_refused_by_name():
-    class DTensor(nn.Parameter):
-        """As torch.distributed.tensor names them."""
-
-    model = nn.Linear(4, 4)
-    model.weight = DTensor(torch.ones(4, 4))
-    with pytest.raises(OptionError, match="fully_shard has sharded the parameters of Linear"):
-        lmswap.enable(model, weights="swap")
-
-
 def test_a_parameter_without_plain_bytes_is_named():
     class Odd(nn.Module):
         def __init__(self):
