@@ -17,6 +17,7 @@ from tests.instructions import counted_instructions
 
 # Beside torch's own, that of `torch.compile` with the backend "aot_eager"; for a few more parameters some more.
 _MAX_INSTRUCTIONS = 2_700
+_MAX_INSTRUCTIONS_OF_ARGUMENTS = 200
 
 
 def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
@@ -41,6 +42,36 @@ def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
     assert instructions_of(model) < instructions_of(traced) + _MAX_INSTRUCTIONS
     assert not lmswap.report(model).swapped_out_bytes
     lmswap.disable(model)
+
+
+def test_arguments_that_are_not_needed_cost_nothing():
+    """Weights and optimizer state that may leave, but fit."""
+
+    def instructions_of(**options):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
+        optimizer = torch.optim.AdamW(model.parameters())
+        given = {"weights": "swap", "optimizer": optimizer} if options else {}
+        lmswap.enable(model, "2GiB", min_swap_bytes=4096, **given)
+        x = torch.randn(32, 1024)
+
+        def step():
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for _ in range(10):
+            step()
+        counted = []
+        for _ in range(5):
+            with counted_instructions("") as counts:
+                step()
+            counted += counts
+        lmswap.disable(model)
+        return min(counted)
+
+    assert instructions_of(given=True) < instructions_of() + _MAX_INSTRUCTIONS_OF_ARGUMENTS
 
 
 def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(monkeypatch):

@@ -188,6 +188,8 @@ class ChunkedUpdates:
 
     def _needs_chunks(self) -> bool:
         """Whether anything is non-resident that an update reads."""
+        if not self._host_copies:  # it takes as long to look for each parameter's as to update a small one
+            return bool(self.streamed) or self._gradients.are_streamed
         own = (each.untyped_storage() for each in self._parameters() if has_plain_storage(each))
         return (
             bool(self.streamed)

@@ -143,7 +143,9 @@ class Replanner:
     def repeat_limits(self, ended: EndedStep) -> RepeatLimits | None:
         """Return the limits for repetitions of ``ended``, which `shows_nothing`; None if each has to be observed."""
         step = self._plans.get(ended.follows)
-        if step is None or step.moves or step.adds_up or step.merged.program.is_cyclic or self._options.verify:
+        if step is None or step.moves or step.adds_up or self._options.verify:
+            return None
+        if step.merged.program.is_cyclic and self._engine.host_copies:  # some may have to become resident
             return None
         more_bytes, held_bytes = usual_peak_bytes(step) - ended.peaks.used_bytes, self._budget.held.nbytes
         more_held_bytes = step.slack_bytes - max(0, excess_held_bytes(step, held_bytes))

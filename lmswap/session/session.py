@@ -392,7 +392,8 @@ class Session:
         """Let steps that begin with ``graph`` repeat ``ended`` without a look at it, if its plan moves nothing."""
         limits = self._replanner.repeat_limits(ended)
         if limits is not None:
-            self._repeated = graph, limits.held_bytes
+            # A plan that moves nothing keeps all weights that it counts as parts of the step.
+            self._repeated = graph, limits.held_bytes + self.weights.kept_bytes
             self.recorder.expect_repeats(limits.peak_bytes)
 
     def _repeats(self, graph: CapturedGraph | SavedSequence | None) -> bool:
