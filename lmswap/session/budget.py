@@ -214,7 +214,8 @@ class BudgetTracker:
             return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         updates = self._trained.updated_in_chunks
-        window_bytes = updates.window_bytes() if updates is not None and not updates.streams_any else 0
+        is_whole = updates is not None and not (updates.streams_any or updates.limit_temporaries)
+        window_bytes = updates.window_bytes() if updates is not None and is_whole else 0
         return replace(
             planned,
             planned_margin_bytes=margin_bytes,

@@ -72,8 +72,13 @@ class ChunkedUpdates:
 
     @property
     def run_in_chunks(self) -> bool:
-        """Whether updates fetch what is non-resident, a chunk at a time."""
+        """Whether updates may run in chunks, for which each fetches what is non-resident."""
         return bool(self.streamed) or self._moves_parameters or self._gradients.are_streamed
+
+    @property
+    def limits_temporaries(self) -> bool:
+        """Whether updates run in chunks although all is resident: foreach ones take temporaries of all they update."""
+        return self._moves_parameters and any(map(_is_foreach, self.optimizer.param_groups))
 
     @property
     def streamed_bytes(self) -> int:
@@ -187,15 +192,13 @@ class ChunkedUpdates:
             self._settle()
 
     def _needs_chunks(self) -> bool:
-        """Whether anything is non-resident that an update reads."""
-        if not self._host_copies:  # it takes as long to look for each parameter's as to update a small one
-            return bool(self.streamed) or self._gradients.are_streamed
+        """Whether an update reads what is non-resident, or may only have the temporaries of a part."""
+        if self.streamed or self._gradients.are_streamed or self.limits_temporaries:
+            return True
+        if not self._moves_parameters or not self._host_copies:  # a look for each takes as long as a small update
+            return False
         own = (each.untyped_storage() for each in self._parameters() if has_plain_storage(each))
-        return (
-            bool(self.streamed)
-            or self._gradients.are_streamed
-            or (self._moves_parameters and any(self._host_copies.find(each) is not None for each in own))
-        )
+        return any(self._host_copies.find(each) is not None for each in own)
 
     def _defer_loading(self, _: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return ``saved`` with its state wrapped: torch would put it into device memory beside what is there."""

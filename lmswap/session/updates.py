@@ -36,6 +36,11 @@ class Updates:
         return any(each.run_in_chunks for each in self.of_each)
 
     @property
+    def limit_temporaries(self) -> bool:
+        """Whether some run in chunks although all that they read is resident."""
+        return any(each.limits_temporaries for each in self.of_each)
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of all state; of what does not exist yet, as expected."""
         return sum(each.state_bytes for each in self.of_each)

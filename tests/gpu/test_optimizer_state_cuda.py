@@ -110,6 +110,20 @@ def test_a_training_state_larger_than_the_card_streams_within_the_budget(backwar
     assert all(find(value.untyped_storage()) for value in optimizer.state[model[0].weight].values() if value.ndim)
 
 
+def test_an_update_of_resident_parameters_takes_temporaries_of_a_part():
+    """As the budget reserves them where plans may place parameters; of all they would be 48 MiB."""
+    model, optimizer = made()
+    lmswap.enable(model, "4GiB", optimizer=optimizer, weights="swap")
+    train(model, optimizer, 2)
+    assert not non_resident(model, optimizer)
+    model(torch.randn(64, 512, device="cuda")).square().mean().backward()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    optimizer.step()
+    assert torch.cuda.max_memory_allocated() <= before_bytes + 16 * MIB
+
+
 def test_loading_takes_no_more_than_a_part_of_the_state():
     model, optimizer = made()
     lmswap.enable(model, "4GiB", optimizer=optimizer)
