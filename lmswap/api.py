@@ -39,6 +39,7 @@ from lmswap.module_checks import (
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.runtime.ops import find_engine
+from lmswap.session.cpu_update_trial import check_updates_on_cpu
 from lmswap.session.diagnostics import warn
 from lmswap.session.optimizer_trial import why_updates_are_whole
 from lmswap.session.out_of_memory import explain_out_of_memory
@@ -79,6 +80,7 @@ def enable(
     weights: str = "auto",
     device: str | torch.device | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    optimizer_device: str | None = None,
     **unknown: Never,
 ) -> ModuleT:
     """Make ``model`` train within a byte budget; the training loop stays as it was.
@@ -137,6 +139,9 @@ def enable(
             gradients are non-resident between their steps; each copies them in and out, a few parameters at a time.
             Where an update does not give the same bits parameter by parameter, which is tried on small copies, all
             stay resident, with a warning (LBFGS).
+        optimizer_device: "cpu" updates parameters on the CPU instead, where the optimizer's state then stays, with the
+            bits of the CPU: for steps on a GPU that are too small to hide copies of the state. Gradients are copied out
+            as they are computed, and resident parameters out and in.
         **unknown: refused; the error suggests the option that may have been meant.
 
     Returns:
@@ -187,13 +192,16 @@ def enable(
         options = replace(options, weights="swap")
     if options.weights == "swap":
         check_swappable(parameters, type(model).__name__)
+    if optimizer_device is not None:
+        check_updates_on_cpu(optimizer_device, optimizers, target)
     disable(model)
     if any(session.updates.are_of(each) for session in sessions() for each in optimizers):
         raise OptionError("optimizer=: another enabled model has it; leave it out here, or train both as one module")
-    whole = {each: why for each in optimizers if (why := why_updates_are_whole(each)) is not None}
+    on_cpu = optimizer_device is not None
+    whole = {each: why for each in optimizers if not on_cpu and (why := why_updates_are_whole(each)) is not None}
     in_chunks = [each for each in optimizers if each not in whole]
     reference: weakref.ref[nn.Module] = weakref.ref(model)
-    state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), in_chunks)
+    state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), in_chunks, on_cpu)
     session = _make_session(type(model).__name__, options, target, state)
     if target != lies_on:
         try:
@@ -201,9 +209,10 @@ def enable(
         except BaseException:
             session.close()
             raise
-    for why in whole.values():
-        warn(why, NotManaged)
-        session.notes.append(why)
+    for each, why in whole.items():
+        sentence = f"optimizer={type(each).__name__}: its state, and what it updates, stay resident: {why}"
+        warn(sentence, NotManaged)
+        session.notes.append(sentence)
     _guard_compile()
     if (given := compiled_call(model)) is not None:
         session.notes.append(

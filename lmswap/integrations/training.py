@@ -28,7 +28,7 @@ class ManagedTraining:
             OptionError: one of them cannot be read; raised here, before data are loaded.
         """
         self._options = {"budget": budget, **options}
-        own_names = ("device", "optimizer")  # of `lmswap.enable`, beside its options
+        own_names = ("device", "optimizer", "optimizer_device")  # of `lmswap.enable`, beside its options
         Options.from_mapping({name: value for name, value in self._options.items() if name not in own_names})
         if not isinstance(given := options.get("optimizer", False), bool):
             raise OptionError(f"optimizer must be True, for those of the trainer, or False, not {given!r}")

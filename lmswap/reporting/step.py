@@ -59,8 +59,9 @@ class StepFigures:
 
     swapped_out_bytes: int | None = None
     swapped_in_bytes: int | None = None
-    state_bytes: int = 0  # of optimizer state, and of gradients, that are non-resident between steps
-    state_copied_bytes: int = 0  # that an update, and the backward before it, copy each way beside the plan
+    state_bytes: int = 0  # of optimizer state, gradients and what the CPU updates, in host copies between steps
+    state_copied_out_bytes: int = 0  # that an update, and the backward before it, copy out beside the plan
+    state_copied_in_bytes: int = 0
     state_out_bytes: int | None = None
     state_in_bytes: int | None = None
     out_bytes_per_second: float | None = None  # measured while at least one copy was under way

@@ -187,9 +187,9 @@ def _figures(step: StepFigures) -> Table:
     table.add_row("  of it stalled", *_stalls(step, stall))
     table.add_row("swapped out", *_bytes(out, step.swapped_out_bytes))
     table.add_row("swapped in", *_bytes(in_, step.swapped_in_bytes))
-    if step.state_copied_bytes:
-        table.add_row("training state out", *_bytes(step.state_copied_bytes, step.state_out_bytes))
-        table.add_row("training state in", *_bytes(step.state_copied_bytes, step.state_in_bytes))
+    if step.state_copied_out_bytes:
+        table.add_row("training state out", *_bytes(step.state_copied_out_bytes, step.state_out_bytes))
+        table.add_row("training state in", *_bytes(step.state_copied_in_bytes, step.state_in_bytes))
     if step.recomputed_bytes:
         table.add_row("recomputed", "", format_bytes(step.recomputed_bytes), "")
     held_bytes = step.tier_peak_bytes if step.measured is not None else None

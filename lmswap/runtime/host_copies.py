@@ -230,11 +230,7 @@ class HostCopies:
             TransferError: the copy failed; the storage stays in device memory for good.
         """
         if not fetched.is_resident:
-            while fetched.transfer is None and not self._native.is_idle():  # interrupted while it started
-                time.sleep(0.001)
-            if fetched.transfer is not None:
-                with suppress(TransferError):  # the host copy has all of it
-                    self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+            self._await_abandoned(fetched)  # the host copy has all of it
             return
         self.start_write_back(fetched)
         self.finish_write_back(fetched)
@@ -248,6 +244,48 @@ class HostCopies:
         assert fetched.transfer is not None
         self._native.in_done(fetched.handle, fetched.transfer, self._stream())
         swap_data_pointers(fetched.storage, fetched.memory)
+
+    def bring_back(self, fetched: Fetched) -> None:
+        """Return a storage that was moved out to device memory, from whatever was done last; as `settle`.
+
+        Raises:
+            TransferError: the copy failed; the storage stays in its host copy.
+        """
+        if fetched.is_resident:
+            self._await_abandoned(fetched)  # device memory has all of it
+            return
+        self.start_fetch(fetched)
+        self.finish_fetch(fetched)
+
+    def _await_abandoned(self, fetched: Fetched) -> None:
+        """Wait for the latest copy, of whose result nothing is needed."""
+        while fetched.transfer is None and not self._native.is_idle():  # interrupted while it started
+            time.sleep(0.001)
+        if fetched.transfer is not None:
+            with suppress(TransferError):
+                self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+
+    def take_spare(self, fetched: Fetched) -> torch.UntypedStorage:
+        """Return the host copy of a storage that is back in device memory, for `prepare_move_out`."""
+        self._register(fetched.memory, fetched.handle, fetched.memory.data_ptr())
+        self._forget(fetched.storage)
+        return fetched.memory
+
+    @staticmethod
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the CPU with the bytes of one in a host copy: only while that stays there."""
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return tensor.cpu()
+        memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+        flat = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        made = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return made.set_(flat, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def synchronize(self) -> None:
+        """Wait for all that is queued on the current stream: the CPU may access host copies then."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     @staticmethod
     def move_to_heap(storage: torch.UntypedStorage) -> None:

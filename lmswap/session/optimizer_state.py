@@ -58,17 +58,28 @@ class ChunkedUpdates:
         Updates of its parameters in parts must have the bits of whole ones.
         """
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
+        self._min_state_bytes = min_bytes
         self._gradients = gradients
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended
         self._versions: dict[int, tuple[Tensor, int]] = {}  # gradients and their version counters, by storage
-        self.streamed: set[int] = set()  # parameters whose state streams, by `id`
+        self._streamed: set[int] = set()
         self._moves_parameters = False
         self._undo: list[Callable[[], None]] = [
             replace_update(self.optimizer, self._update),
             self.optimizer.register_load_state_dict_pre_hook(self._defer_loading).remove,
             self.optimizer.register_load_state_dict_post_hook(self._load_deferred, prepend=True).remove,
         ]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called yet."""
+        return bool(self._undo)
+
+    @property
+    def streamed(self) -> frozenset[int]:
+        """The parameters whose state streams, by `id`."""
+        return frozenset(self._streamed)
 
     @property
     def run_in_chunks(self) -> bool:
@@ -83,7 +94,8 @@ class ChunkedUpdates:
     @property
     def streamed_bytes(self) -> int:
         """Bytes of the part of the state that streams."""
-        return sum(nbytes for parameter, nbytes in state_sizes(self.optimizer).items() if parameter in self.streamed)
+        streamed = self.streamed
+        return sum(nbytes for parameter, nbytes in state_sizes(self.optimizer).items() if parameter in streamed)
 
     def gradient_sizes(self) -> list[int]:
         """Return the bytes of each gradient that can stream."""
@@ -122,7 +134,7 @@ class ChunkedUpdates:
         for parameter, size in state_sizes(self.optimizer).items():
             if nbytes <= 0:
                 break
-            self.streamed.add(parameter)
+            self._streamed.add(parameter)
             nbytes -= size
         self._move_out(self._parameters())
 
@@ -151,7 +163,7 @@ class ChunkedUpdates:
         """Let updates run as torch's from now on, on state where it is; idempotent."""
         while self._undo:
             self._undo.pop()()
-        self.streamed.clear()
+        self._streamed.clear()
         self._moves_parameters = False
 
     def _update(self, run: Callable[[], None]) -> None:
@@ -328,12 +340,13 @@ class ChunkedUpdates:
     def _state_storages(self, parameters: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, list[Tensor]]]:
         """Return the storages of the state of ``parameters`` that streams, with their tensors."""
         found: dict[int, tuple[torch.UntypedStorage, list[Tensor]]] = {}
-        for parameter in (each for each in parameters if id(each) in self.streamed):
+        streamed = self.streamed
+        for parameter in (each for each in parameters if id(each) in streamed):
             for tensor in state_tensors(self.optimizer, parameter):
                 if not has_plain_storage(tensor) or tensor.device != self._host_copies.device:
                     continue
                 storage = tensor.untyped_storage()
-                if storage.nbytes() >= self._min_bytes:
+                if storage.nbytes() >= self._min_state_bytes:
                     found.setdefault(storage_id(storage), (storage, []))[1].append(tensor)
         return list(found.values())
 

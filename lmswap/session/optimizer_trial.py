@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +17,19 @@ _MAX_PARAMETERS, _MAX_SIZE = 3, 8  # of a group's copies, and of their dimension
 _SCALES = (1.0, 1e-4, 1e4, 1.0)
 
 
-def why_updates_are_whole(optimizer: Optimizer) -> str | None:
-    """Return a sentence if updates of ``optimizer`` in parts have other bits than whole ones, or cannot be tried.
+def why_updates_are_whole(optimizer: Optimizer, device: torch.device | None = None) -> str | None:
+    """Return why updates of ``optimizer`` in parts have other bits than whole ones, or cannot be tried; None if not.
 
-    Small copies of its parameters take some steps with its settings, once whole, once parameter by parameter.
+    Small copies of its parameters take some steps with its settings, once whole, once parameter by parameter: on
+    ``device``, by default on their own.
     """
-    devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
-    on_gpus = [device for device in devices if device.type == "cuda"]
-    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(on_gpus):
-        try:
-            is_same = all(map(torch.equal, _trained(optimizer, _whole), _trained(optimizer, _one_by_one)))
-        except Exception as error:  # of any package: it needs more than groups to be made, closures, sparse gradients
-            why = f"small copies of its parameters could not be updated to try it ({type(error).__name__}: {error})"
-        else:
-            why = "small copies of its parameters, updated one after the other, had other bits than updated at once"
-            if is_same:
-                return None
-    name = type(optimizer).__name__
-    return f"optimizer={name}: its state, and what it updates, stay resident: {why}"
+    try:
+        is_same = all(map(torch.equal, _trained(optimizer, device, _whole), _trained(optimizer, device, _one_by_one)))
+    except Exception as error:  # of any package: it needs more than groups to be made, closures, sparse gradients
+        return f"small copies of its parameters could not be updated to try it ({type(error).__name__}: {error})"
+    if is_same:
+        return None
+    return "small copies of its parameters, updated one after the other, had other bits than updated at once"
 
 
 def _whole(optimizer: Optimizer) -> None:
@@ -52,22 +48,52 @@ def _one_by_one(optimizer: Optimizer) -> None:
         group["params"] = parameters
 
 
-def _trained(optimizer: Optimizer, update: Callable[[Optimizer], None]) -> list[Tensor]:
+def _trained(optimizer: Optimizer, device: torch.device | None, update: Callable[[Optimizer], None]) -> list[Tensor]:
     """Return the parameters and the state of a small copy of ``optimizer`` after some steps by ``update``."""
-    torch.manual_seed(0)
-    settings = [{name: value for name, value in g.items() if name != "param_names"} for g in optimizer.param_groups]
-    groups = [{**group, "params": [*_small_copies(group["params"])]} for group in settings]
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    kind: Callable[..., Optimizer] = type(optimizer)
-    copied = kind(groups)
-    for scale in _SCALES:
-        for parameter in parameters:
-            parameter.grad = (scale * torch.randn(parameter.shape)).to(parameter)
-        update(copied)
+    copied = trained_copy(optimizer, device, update)
+    parameters = [parameter for group in copied.param_groups for parameter in group["params"]]
     state = (value for parameter in parameters for value in copied.state[parameter].values())
     return [*parameters, *(value for value in state if isinstance(value, Tensor))]
 
 
-def _small_copies(parameters: Sequence[Tensor]) -> Iterator[nn.Parameter]:
+def trained_copy(
+    optimizer: Optimizer, device: torch.device | None = None, update: Callable[[Optimizer], None] = _whole
+) -> Optimizer:
+    """Return a small copy of ``optimizer`` after some steps by ``update``, by default where its parameters are."""
+    devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+    on_gpus = [each for each in devices | {device or torch.device("cpu")} if each.type == "cuda"]
+    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(on_gpus):
+        torch.manual_seed(0)
+        groups = optimizer.param_groups
+        copied = copy_with(optimizer, [(group, [*_small_copies(group["params"], device)]) for group in groups], device)
+        parameters = [parameter for group in copied.param_groups for parameter in group["params"]]
+        for scale in _SCALES:
+            for parameter in parameters:
+                parameter.grad = (scale * torch.randn(parameter.shape)).to(parameter)
+            update(copied)
+    return copied
+
+
+def copy_with(
+    optimizer: Optimizer,
+    groups: Iterable[tuple[Mapping[str, Any], list[nn.Parameter]]],
+    device: torch.device | None = None,
+) -> Optimizer:
+    """Return an optimizer of the class of ``optimizer`` with ``groups`` of settings and parameters, on ``device``."""
+    kind: Callable[..., Optimizer] = type(optimizer)
+    return kind([{**settings_on(group, device), "params": parameters} for group, parameters in groups])
+
+
+def settings_on(group: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Return the settings of ``group`` without names; those that are tensors on ``device``, if that is given."""
+    return {
+        name: value.to(device) if device is not None and isinstance(value, Tensor) else value
+        for name, value in group.items()
+        if name != "param_names"
+    }
+
+
+def _small_copies(parameters: Sequence[Tensor], device: torch.device | None) -> Iterator[nn.Parameter]:
     for parameter in parameters[:_MAX_PARAMETERS]:
-        yield nn.Parameter(torch.randn([min(size, _MAX_SIZE) for size in parameter.shape]).to(parameter))
+        values = torch.randn([min(size, _MAX_SIZE) for size in parameter.shape])
+        yield nn.Parameter(values.to(device or parameter.device, parameter.dtype))

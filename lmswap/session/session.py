@@ -38,10 +38,12 @@ from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Tier
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.planner.cache import CachedPlan
 from lmswap.progress import reported, stage
+from lmswap.reporting.text import format_seconds
 from lmswap.runtime import _C
 from lmswap.runtime.arena import Arena
 from lmswap.runtime.engine import SwapEngine
@@ -54,8 +56,16 @@ from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.context import ModelContext
+from lmswap.session.cpu_updates import CpuUpdates
 from lmswap.session.diagnostics import Notes, crowded_out, warn
-from lmswap.session.engine_setup import can_swap_weights, complete_options, describe_choices, has_places, open_device
+from lmswap.session.engine_setup import (
+    KnownMachine,
+    can_swap_weights,
+    complete_options,
+    describe_choices,
+    has_places,
+    open_device,
+)
 from lmswap.session.gradients import StreamedGradients
 from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.optimizer_state import ChunkedUpdates
@@ -65,7 +75,7 @@ from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
-from lmswap.session.state_split import best_split, trained_bytes
+from lmswap.session.state_split import best_split, trained_bytes, update_seconds
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
 from lmswap.session.training_state import TrainingState
@@ -127,8 +137,7 @@ class Session:
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
-            self.updates = trained.updates = self._open_updates(state.optimizers)
-            undoing.callback(self.updates.close)
+            self.updates = trained.updates = self._open_updates(state, machine, undoing)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
                 self._manage_weights()
@@ -598,16 +607,41 @@ class Session:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state, and of gradients, that are non-resident between steps."""
-        return self.updates.streamed_bytes + self.updates.gradient_bytes
+        """Bytes of optimizer state, and of gradients, in host copies; of other tensors that the CPU updates, too."""
+        copied_bytes = sum(each.copied_bytes() for each in self.updates.on_cpu)
+        return self.updates.streamed_bytes + self.updates.gradient_bytes + copied_bytes
 
-    def state_copied_bytes(self, step: PlannedStep | None) -> int:
-        """Return what an update after ``step``, and its backward, copy each way beside its plan."""
-        if not self.updates or step is None:
-            return self.state_bytes
-        return self.state_bytes + trained_bytes(step.plan, step.merged.program)
+    def state_copied_bytes(self, step: PlannedStep | None) -> tuple[int, int]:
+        """Return what an update after ``step``, and its backward, copy out and in beside its plan."""
+        if self.updates.on_cpu:
+            copied_bytes = sum(each.copied_bytes() for each in self.updates.on_cpu)
+            return copied_bytes + self.updates.gradient_bytes, copied_bytes
+        copied_bytes = self.state_bytes
+        if self.updates and step is not None:
+            copied_bytes += trained_bytes(step.plan, step.merged.program)
+        return copied_bytes, copied_bytes
 
-    def _open_updates(self, optimizers: Sequence[torch.optim.Optimizer]) -> Updates:
+    def notes_on_cpu_updates(self, step: PlannedStep | None) -> Iterator[str]:
+        """Yield a sentence for reports on updates on the CPU after ``step``, if they run there."""
+        if step is None or not (on_cpu := self.updates.on_cpu):
+            return
+        link = step.machine.tier(self.options.tier).link
+        copied_bytes = sum(each.copied_bytes() for each in on_cpu)
+        seconds = max(sum(each.predicted_seconds for each in on_cpu), update_seconds(link, copied_bytes))
+        streamed_bytes = self.updates.streamed_bytes + self.updates.gradient_bytes
+        streamed_bytes += trained_bytes(step.plan, step.merged.program)
+        measured = [each.measured_seconds for each in on_cpu if each.measured_seconds is not None]
+        took = f" (the last took {format_seconds(sum(measured))})" if measured else ""
+        yield (
+            f"optimizer_device='cpu': parameters are updated on the CPU, with its bits, not the GPU's; predicted: "
+            f"{format_seconds(seconds)} for each update{took}; on the GPU, with its bits, "
+            f"{format_seconds(update_seconds(link, streamed_bytes))} if all of the state streamed"
+        )
+
+    def _open_updates(self, state: TrainingState, machine: KnownMachine, undoing: ExitStack) -> Updates:
+        optimizers = state.optimizers
+        if state.updates_on_cpu and self.options.tier != "host":
+            raise OptionError(f"optimizer_device='cpu' needs tier='host', not tier='{self.options.tier}'")
         if optimizers and self.options.tier not in ("host", "disk"):
             raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{self.options.tier}'")
         if optimizers and self.device.type == "cpu" and self.options.weights == "auto":
@@ -616,8 +650,30 @@ class Session:
             self.note_once(f"parameters stay resident, and do not count: {why}")
         given = {"min_bytes": self.options.min_swap_bytes, "budget_bytes": self.budget.nbytes}
         host_copies = self.engine.host_copies
-        of_each = [ChunkedUpdates(each, host_copies, self.gradients, **given) for each in optimizers]
-        return Updates(of_each, self.gradients, host_copies)
+        kind = CpuUpdates if state.updates_on_cpu else ChunkedUpdates
+        of_each = [kind(each, host_copies, self.gradients, **given) for each in optimizers]
+        updates = Updates(of_each, self.gradients, host_copies)
+        undoing.callback(updates.close)
+        if updates.on_cpu:
+            undoing.callback(updates.restore)
+            self._move_state_to_cpu(updates, machine.now.tier(self.options.tier))
+        return updates
+
+    @staticmethod
+    def _move_state_to_cpu(updates: Updates, tier: Tier) -> None:
+        """Make all optimizer state non-resident, as updates run on the CPU.
+
+        Raises:
+            TierError: ``tier`` has no room for it, and for parameters and gradients while they are updated.
+        """
+        needed_bytes = updates.state_bytes + 2 * sum(each.parameter_bytes for each in updates.on_cpu)
+        if needed_bytes > tier.held_bytes:
+            raise TierError(
+                f"optimizer_device='cpu' needs {format_bytes(needed_bytes)} of host memory for optimizer state, and "
+                f"for parameters and gradients while they are updated; {format_bytes(tier.held_bytes)} are available: "
+                "raise host_budget, or leave optimizer_device out"
+            )
+        updates.stream_state(updates.state_bytes)
 
     def _stream_state(self, program: Program, costs: OpCosts, planned: PlannedStep | None = None) -> bool:
         """Let more of the optimizer's state, and gradients, stream if the step is faster then; whether it is.
@@ -625,9 +681,8 @@ class Session:
         ``planned`` is the step as it is now; None if no plan fits.
         """
         updates = self.updates
-        if not updates:
+        if not updates or updates.on_cpu:
             return False
-        are_captured = self.options.compiler == "fx" and not any(isinstance(g, SavedSequence) for g in self.graphs)
         split = best_split(
             self.plans,
             updates,
@@ -636,7 +691,7 @@ class Session:
             self.budget.allowance(program),
             tier=self.options.tier,
             planned=planned,
-            may_stream_gradients=are_captured and self.verified is None and not is_distributed(),
+            may_stream_gradients=self._can_stream_gradients(),
         )
         if split is None:
             return False
@@ -650,6 +705,10 @@ class Session:
             f"each copies them in and out, and takes {format_bytes(updates.window_bytes())} for that"
         )
         return True
+
+    def _can_stream_gradients(self) -> bool:
+        are_captured = self.options.compiler == "fx" and not any(isinstance(g, SavedSequence) for g in self.graphs)
+        return are_captured and self.verified is None and not is_distributed()
 
     def note_written(self, names: Collection[str]) -> None:
         """Note that steps write weights of these ``names``; evict traces whose plans may move them."""
@@ -694,7 +753,12 @@ class Session:
                 merged, known = streamed, self.plans.load_cached(streamed.program)
 
     def _with_streamed(self, merged: MergedPrograms) -> MergedPrograms:
-        """Return ``merged`` without gradients that leave the step as soon as each is computed, if they stream."""
+        """Return ``merged`` without gradients that leave the step as soon as each is computed, if they stream.
+
+        From the first step on they do if they can and updates run on the CPU.
+        """
+        if self.updates.on_cpu and not self.gradients.are_streamed and self._can_stream_gradients():
+            self.updates.stream_gradients()
         if not self.gradients.are_streamed:
             return merged
         return replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))

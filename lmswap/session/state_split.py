@@ -53,7 +53,7 @@ def best_split(
     best, best_seconds = None, float("inf")
     if planned is not None:
         link, plan = planned.machine.tier(tier).link, planned.plan
-        best_seconds = plan.predicted_seconds + _update_seconds(link, trained_bytes(plan, program))
+        best_seconds = plan.predicted_seconds + update_seconds(link, trained_bytes(plan, program))
         best_seconds *= 1 - _WORTH_STREAMING
     for split in _splits(updates, may_stream_gradients=may_stream_gradients):
         step = program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if split.has_gradients else program
@@ -69,7 +69,7 @@ def best_split(
         if split.state_bytes + gradient_bytes + found.plan.tier_bytes.get(tier, 0) > target.held_bytes:
             continue
         seconds = found.plan.predicted_seconds
-        seconds += _update_seconds(target.link, more_bytes + trained_bytes(found.plan, step))
+        seconds += update_seconds(target.link, more_bytes + trained_bytes(found.plan, step))
         if seconds < best_seconds:
             best, best_seconds = split, seconds
         if not (found.plan.swaps or found.plan.recomputes):
@@ -104,6 +104,6 @@ def trained_bytes(plan: Plan, program: Program) -> int:
     return sum(program.buffers[buffer].nbytes for buffer in moved if program.buffers[buffer].kind is BufferKind.WEIGHT)
 
 
-def _update_seconds(link: Link, nbytes: int) -> float:
+def update_seconds(link: Link, nbytes: int) -> float:
     """Return the seconds of copying ``nbytes`` in and out, while both directions are busy."""
     return max(link.out_rate.seconds(nbytes), link.in_rate.seconds(nbytes)) * 2 / link.both_rate

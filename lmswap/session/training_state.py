@@ -12,8 +12,9 @@ NamedTensors = Callable[[], Mapping[str, torch.Tensor]]
 
 
 class TrainingState(NamedTuple):
-    """The parameters and buffers of a model, and the optimizers whose state may stream."""
+    """The parameters and buffers of a model, and the optimizers whose state may stream, or be updated on the CPU."""
 
     parameters: NamedTensors
     buffers: NamedTensors = dict[str, torch.Tensor]
     optimizers: Sequence[torch.optim.Optimizer] = ()
+    updates_on_cpu: bool = False

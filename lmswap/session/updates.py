@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.storage import has_plain_storage
+from lmswap.session.cpu_updates import CpuUpdates
 from lmswap.session.gradients import StreamedGradients
 from lmswap.session.gradients import window_bytes as gradient_window_bytes
 from lmswap.session.optimizer_state import ChunkedUpdates
@@ -29,6 +30,11 @@ class Updates:
     def are_of(self, optimizer: Optimizer) -> bool:
         """Whether ``optimizer`` is one of them."""
         return any(each.optimizer is optimizer for each in self.of_each)
+
+    @property
+    def on_cpu(self) -> tuple[CpuUpdates, ...]:
+        """Those that run on the CPU, of a model on a GPU."""
+        return tuple(each for each in self.of_each if isinstance(each, CpuUpdates))
 
     @property
     def run_in_chunks(self) -> bool:

@@ -64,6 +64,13 @@ def test_a_model_that_is_enabled_already_stays_so_and_is_reported():
     lmswap.disable(model)
 
 
+def test_the_device_of_updates_is_passed_through():
+    model = nn.Linear(2, 2, device="cpu")
+    training = ManagedTraining("1GiB", {"optimizer": True, "optimizer_device": "cpu"})
+    with pytest.raises(OptionError, match="optimizer_device='cpu' is for a model on a GPU"):
+        training.begin(model, [torch.optim.SGD(model.parameters())])
+
+
 def test_the_device_is_passed_through():
     training = ManagedTraining("1GiB", {"device": "cuda:99"})
     with pytest.raises(OptionError, match=r"device='cuda:99': torch can use \d GPUs here"):

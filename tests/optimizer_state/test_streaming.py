@@ -390,6 +390,16 @@ def test_what_is_no_optimizer_of_the_model_is_refused():
         lmswap.enable(model, "1GiB", optimizer=torch.optim.Adam(nn.Linear(2, 2).parameters()))
 
 
+@pytest.mark.cpu_only("updates of a GPU's model may run on the CPU")
+def test_a_device_of_updates_is_refused_on_a_cpu():
+    model, optimizer = made()
+    with pytest.raises(OptionError, match="is for a model on a GPU; here updates run on the CPU: leave it out"):
+        lmswap.enable(model, "1GiB", optimizer=optimizer, optimizer_device="cpu")
+    with pytest.raises(OptionError, match=r"must be 'cpu', or left out .*, not 'disk'"):
+        lmswap.enable(model, "1GiB", optimizer=optimizer, optimizer_device="disk")
+    assert "step" not in vars(optimizer)
+
+
 class OfAll(torch.optim.Optimizer):
     """An update by the norm of all gradients, once it exceeds a thousand."""
 
