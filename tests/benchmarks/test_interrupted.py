@@ -24,6 +24,7 @@ MEASURING = {
     "judge.__main__": ("judge_network", []),
     "peers.__main__": ("run_model", []),
     "programs.__main__": ("replay", ["--quick"]),
+    "shapes.__main__": ("train_in_turns", ["--tasks", "text"]),
     "state.__main__": ("run_task", ["--tasks", "gpt", "--size", "tiny"]),
     "weights.__main__": ("run_task", ["--tasks", "decoder", "--size", "tiny"]),
     "whole_step.__main__": ("plan_rows", []),
