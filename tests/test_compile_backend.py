@@ -89,6 +89,7 @@ def test_a_disabled_module_refuses_calls_of_new_shapes_too():
 
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("rows", [[2], [2, 3]])
+@pytest.mark.usefixtures("no_garbage")
 def test_the_session_ends_with_the_compiled_module_once_no_backward_is_pending(breaks, rows):
     num_open, model = len(Session._open), Net(breaks)
     module = torch.compile(model, backend="lmswap", options={"policy": "swap_all", "min_swap_bytes": 1})

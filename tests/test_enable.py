@@ -24,7 +24,7 @@ from lmswap.errors import (
     TierError,
     TransferError,
 )
-from lmswap.hardware.memory import _RESIDENT
+from lmswap.hardware.memory import _RESIDENT, CpuMemory
 from lmswap.module_checks import one_device
 from lmswap.runtime import _C
 from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, quick_of, tight_budget
@@ -230,16 +230,18 @@ def test_a_signal_at_the_start_of_a_copy_keeps_its_memory_alive():
 
 
 @pytest.mark.cpu_only("a GPU has no heap of ours, nor a peak that a kernel has to reset")
+@pytest.mark.usefixtures("no_garbage")
 def test_errors_while_enabling_are_undone(monkeypatch):
     def refuse():
         raise DriverError("the peak of resident memory cannot be measured here")
 
     monkeypatch.setattr(_RESIDENT, "_reset", refuse)
-    num_tasks = len([*Path("/proc/self/task").iterdir()])
+    num_tasks, num_open = len([*Path("/proc/self/task").iterdir()]), CpuMemory._num_open
     for _ in range(2):
         with pytest.raises(DriverError):
             lmswap.enable(nn.Linear(4, 4))
-    assert not _C.heap_is_installed()
+    assert CpuMemory._num_open == num_open
+    assert _C.heap_is_installed() == (num_open > 0)  # by models of tests before
     assert len([*Path("/proc/self/task").iterdir()]) == num_tasks
 
 
