@@ -17,7 +17,14 @@ from torch import fx
 
 from lmswap.capture.interrupts import raise_interrupt
 from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, SkipFrame
-from lmswap.torch_compat.symbolic_sizes import RegionSizes, Sizes, SymbolicRegion, is_symbolic, traced_number
+from lmswap.torch_compat.symbolic_sizes import (
+    RegionSizes,
+    Sizes,
+    SymbolicRegion,
+    is_symbolic,
+    replace_by_number,
+    traced_number,
+)
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.torch_compat.tracing import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, tracing
 
@@ -277,13 +284,7 @@ def _with_numbers(
             node.meta["example_value"] = fake_mode.from_tensor(argument, static_shapes=True)
             places.append(place)
         else:
-            _replace(node, argument)
+            replace_by_number(node, argument)
             fixed.graph.erase_node(node)
     fixed.recompile()
     return fixed, places
-
-
-def _replace(node: fx.Node, value: Any) -> None:
-    for user in list(node.users):
-        user.args = fx.map_arg(user.args, lambda used: value if used is node else used)
-        user.kwargs = fx.map_arg(user.kwargs, lambda used: value if used is node else used)

@@ -196,8 +196,7 @@ class HostCopies:
         Raises:
             TransferError: the copy failed; the storage stays in its host copy.
         """
-        assert fetched.transfer is not None
-        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        self._await(fetched)
         swap_data_pointers(fetched.storage, fetched.memory)
 
     def finish_read(self, fetched: Fetched) -> None:
@@ -206,16 +205,12 @@ class HostCopies:
         Raises:
             TransferError: the copy failed.
         """
-        assert fetched.transfer is not None
-        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        self._await(fetched)
 
     def cancel_read(self, fetched: Fetched) -> None:
         """Wait for the copy, as its memory dies; its errors are of no interest."""
-        while fetched.transfer is None and not self._native.is_idle():  # interrupted while it started
-            time.sleep(0.001)
-        if fetched.transfer is not None:
-            with suppress(TransferError, OptionError):  # it failed, or its host copy has been freed
-                self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        with suppress(OptionError):  # its host copy has been freed
+            self._await_abandoned(fetched)
 
     def start_write_back(self, fetched: Fetched) -> None:
         """Start to copy a fetched storage to its host copy, where it is after `finish_write_back`."""
@@ -241,8 +236,7 @@ class HostCopies:
         Raises:
             TransferError: the copy failed; the storage stays in device memory for good.
         """
-        assert fetched.transfer is not None
-        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        self._await(fetched)
         swap_data_pointers(fetched.storage, fetched.memory)
 
     def bring_back(self, fetched: Fetched) -> None:
@@ -257,13 +251,18 @@ class HostCopies:
         self.start_fetch(fetched)
         self.finish_fetch(fetched)
 
+    def _await(self, fetched: Fetched) -> None:
+        """Make the current stream wait for the latest copy; raise TransferError if it failed."""
+        assert fetched.transfer is not None
+        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+
     def _await_abandoned(self, fetched: Fetched) -> None:
         """Wait for the latest copy, of whose result nothing is needed."""
         while fetched.transfer is None and not self._native.is_idle():  # interrupted while it started
             time.sleep(0.001)
         if fetched.transfer is not None:
             with suppress(TransferError):
-                self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+                self._await(fetched)
 
     def take_spare(self, fetched: Fetched) -> torch.UntypedStorage:
         """Return the host copy of a storage that is back in device memory, for `prepare_move_out`."""

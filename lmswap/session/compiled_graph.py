@@ -103,7 +103,7 @@ class CapturedGraph:
     def clone_for_run(self, index: int) -> CapturedGraph:
         """Return the same region under another number, to be planned separately."""
         clone = copy.copy(self)
-        clone.index, clone.again, clone.handover = index, [], OutputLiveness()
+        clone.index, clone.again, clone.handover, clone._fitting = index, [], OutputLiveness(), set()
         return clone
 
     def graph_for_this_run(self) -> CapturedGraph:

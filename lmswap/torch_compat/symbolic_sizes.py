@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import sympy
@@ -148,8 +147,8 @@ class FixedSizes:
     def __init__(self, sizes: Sizes | None = None) -> None:
         """``sizes``: None are those where the graphs were traced."""
         self._sizes = sizes
-        self._wholes: dict[int, torch.Tensor] = {}  # of storages, by those with symbolic sizes
-        self._symbolic: list[torch.Tensor] = []  # alive, so that their numbers are unique
+        # Of storages, by those with symbolic sizes: these live in the metadata, so that their numbers are unique.
+        self._wholes: dict[int, torch.Tensor] = {}
 
     def set(self, graph: fx.Graph) -> None:
         """Replace the fakes in the metadata of ``graph``; numbers among its values stay symbols."""
@@ -167,7 +166,6 @@ class FixedSizes:
             if whole is None:
                 whole = torch.empty(self._number(storage.nbytes()), dtype=torch.uint8, device=value.device)
                 self._wholes[storage_id(storage)] = whole
-                self._symbolic.append(value)
             where = [*map(self._number, value.shape)], [*map(self._number, value.stride())]
             return whole.view(value.dtype).as_strided(*where, self._number(value.storage_offset()))
 
@@ -187,15 +185,15 @@ def inline_sizes(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if not is_size(node.meta.get("val")):
             continue
-        number = partial(_inlined, node, traced_number(node.meta["val"]))
-        for user in [user for user in node.users if user is not output]:
-            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), number)
+        replace_by_number(node, traced_number(node.meta["val"]), keep=output)
         if not node.users and node.op != "placeholder":
             graph.erase_node(node)
 
 
-def _inlined(size: fx.Node, number: Any, given: fx.Node) -> Any:
-    return number if given is size else given
+def replace_by_number(node: fx.Node, number: Any, *, keep: fx.Node | None = None) -> None:
+    """Let all users of ``node`` but ``keep`` read ``number`` instead."""
+    for user in [user for user in node.users if user is not keep]:
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda given: number if given is node else given)
 
 
 def symbolic_value(node: fx.Node) -> Any:

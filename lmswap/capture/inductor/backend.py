@@ -78,7 +78,7 @@ def compile_region(
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
     """
     refuse_graph_rewriters()
-    own_parameters, gradient_order = parameters_of(module, inputs, handler.parameter_names()), GradientOrder()
+    own_parameters, gradient_order = parameters_of(module, given, handler.parameter_names()), GradientOrder()
     gradient_order.instrument(module)
     patches = {**AS_TRACED, **_UNCACHED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
