@@ -154,6 +154,7 @@ SearchResult Search::run(int max_evaluations, double target_seconds) {
   start();
   // A plan for less memory fits here as well: so more memory seldom makes a plan worse.
   for (const double share : {0.96, 0.9}) {
+    if (is_done()) break;
     auto limits = limits_;
     limits.budget_bytes = static_cast<Bytes>(share * static_cast<double>(limits.budget_bytes));
     Search tighter(step_, link_, limits, seed_);
@@ -161,7 +162,6 @@ SearchResult Search::run(int max_evaluations, double target_seconds) {
     tighter.target_seconds_ = target_seconds;
     tighter.start();
     tighter.improve();
-    if (is_done()) break;
     starts_.push_back({tighter.best_.actions, evaluate(tighter.best_.actions)});
     evaluations_ += tighter.evaluations_;
   }

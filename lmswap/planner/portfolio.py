@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -74,7 +74,11 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
             is_small = len(problem.memory.program.ops) <= _MAX_OPS_FOR_LAST_SEED
             plans += plans_of([*searches[_NUM_THREADS:], *baselines] if is_small and not is_close else baselines)
         if not plans:
-            raise _refusal(threads.map(partial(_attempt, problem), [searches[0], *baselines]))
+            attempt = partial(_attempt, problem)
+            refusals = [*threads.map(attempt, searches[:1])]
+            if not _is_least(problem, refusals[0]):
+                refusals += threads.map(attempt, baselines)
+            raise _refusal(refusals)
     best = min(plans, key=lambda plan: plan.predicted_seconds)
     return best if best.policy == "auto" else replace(best, policy=f"auto ({best.policy})")
 
@@ -84,6 +88,11 @@ def _attempt(problem: Problem, policy: _Policy) -> Plan | PlanInfeasible | TierE
         return policy(problem)
     except (PlanInfeasible, TierError) as error:
         return error
+
+
+def _is_least(problem: Problem, outcome: Plan | PlanInfeasible | TierError) -> bool:
+    """Whether it is a refusal that names the least budget of all policies."""
+    return isinstance(outcome, PlanInfeasible) and outcome.needed_bytes <= problem.min_budget[0]
 
 
 @contextmanager
@@ -106,7 +115,7 @@ def _release_when_all(started: Barrier) -> None:
     release_thread_memory()
 
 
-def _refusal(outcomes: Iterable[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
+def _refusal(outcomes: Sequence[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
     """The refusal with the smallest budget, named after policy "auto" instead of the one that was tried."""
     refusals = [outcome for outcome in outcomes if not isinstance(outcome, Plan)]
     for refusal in refusals:

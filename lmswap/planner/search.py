@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from math import inf
 
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInfeasible
@@ -122,24 +123,24 @@ def plan_search(
     step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
     evaluations = effort * _max_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
 
-    def search(budget_bytes: int) -> _core.SearchResult:
+    def search(budget_bytes: int, target_seconds: float) -> _core.SearchResult:
         limits = _limits(
             problem, may_swap=may_swap, may_recompute=may_recompute, budget_bytes=budget_bytes - small_bytes
         )
-        target_seconds = problem.target_seconds
         return _core.search(step, link, limits, max_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
     if problem.is_proven_infeasible:  # a search would run to its end: start at the proved lower bound
         needed_bytes, worst_op = problem.min_budget
     else:
-        found = search(problem.budget_bytes)
+        found = search(problem.budget_bytes, problem.target_seconds)
         if not found.fits and found.excess_bytes <= small_bytes:
             small, step, small_bytes = frozenset(), _make_step(problem), 0
-            found = search(problem.budget_bytes)
+            found = search(problem.budget_bytes, problem.target_seconds)
         if found.fits:
             return _finish(problem, policy, found, small)
         needed_bytes, worst_op = problem.budget_bytes + found.excess_bytes, found.worst_op
-    while problem.find_min_budget and not (found := search(needed_bytes)).fits:
+    # Any plan shows that a budget suffices.
+    while problem.find_min_budget and not (found := search(needed_bytes, inf)).fits:
         needed_bytes, worst_op = needed_bytes + found.excess_bytes, found.worst_op
     raise _infeasible(problem, policy, needed_bytes, worst_op)
 

@@ -6,6 +6,7 @@ import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -332,10 +333,11 @@ def test_recomputed_copies_keep_their_ids_without_small_buffers(monkeypatch):
 
 @pytest.mark.parametrize("find_min_budget", [False, True])
 def test_the_needed_budget_is_searched_for_only_on_request(find_min_budget, monkeypatch):
-    budgets = []
+    budgets, targets = [], []
 
-    def find(step, link, limits, **_):
+    def find(step, link, limits, *, target_seconds, **_):
         budgets.append(limits.budget_bytes)
+        targets.append(target_seconds)
         return SimpleNamespace(fits=limits.budget_bytes >= 6, excess_bytes=1, worst_op=0)
 
     core = SimpleNamespace(search=find, Step=SimpleNamespace, Link=SimpleNamespace, Limits=SimpleNamespace)
@@ -343,7 +345,19 @@ def test_the_needed_budget_is_searched_for_only_on_request(find_min_budget, monk
     with pytest.raises(PlanInfeasible) as refusal:
         search.plan_search(problem_of(CHAIN, 3, find_min_budget=find_min_budget), policy="search")
     assert budgets == ([3, 4, 5, 6] if find_min_budget else [3])
+    assert targets == [0.0, inf, inf, inf][: len(budgets)]  # any plan shows that a budget suffices
     assert refusal.value.needed_bytes == budgets[-1] + (not find_min_budget)
+
+
+def test_no_other_policy_is_tried_below_the_proven_minimum(monkeypatch):
+    def try_other(problem):
+        raise AssertionError
+
+    monkeypatch.setattr(portfolio, "_baselines", lambda problem: [try_other])
+    with pytest.raises(PlanInfeasible) as refusal:
+        plan_of("auto", CHAIN, 2)
+    problem = problem_of(CHAIN, 2)
+    assert refusal.value.needed_bytes == budget_lower_bound(problem.memory, problem.link, problem.min_swap_bytes)[0]
 
 
 def test_no_search_below_the_proven_minimum(monkeypatch):
