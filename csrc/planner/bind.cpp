@@ -9,6 +9,7 @@
 
 #include "exact.h"
 #include "pack.h"
+#include "predict.h"
 #include "search.h"
 
 namespace nb = nanobind;
@@ -87,6 +88,7 @@ NB_MODULE(_core, module) {
          unsigned seed) { return Search(step, link, limits, seed).run(max_evaluations, target_seconds); },
       nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "max_evaluations"_a,
       "target_seconds"_a, "seed"_a);
+  module.def("predict", &predict, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "plan"_a);
   module.def(
       "pack",
       [](const std::vector<std::tuple<int, int, Bytes, int, int>>& blocks, Bytes separation_bytes,

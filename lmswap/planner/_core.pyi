@@ -74,6 +74,9 @@ class Limits:
 def search(
     step: Step, link: Link, limits: Limits, *, max_evaluations: int, target_seconds: float, seed: int
 ) -> SearchResult: ...
+def predict(step: Step, link: Link, plan: SearchResult) -> float:
+    """Seconds of the step under the plan, as `lmswap.planner.simulate` predicts them."""
+
 def pack(
     blocks: Sequence[tuple[int, int, int, int, int]], *, separation_bytes: int, max_visits: int
 ) -> tuple[list[int], int]:

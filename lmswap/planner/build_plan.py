@@ -17,7 +17,8 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
     Raises:
         TierError: the tier is too small for the host copies held at one time.
     """
-    runs, _ = problem.memory.with_recomputes(recomputes)
+    recomputes = tuple(recomputes)
+    runs, _ = problem.with_recomputes(recomputes)
     placed, capacity_bytes = assign_offsets(runs.program, swaps)
     if capacity_bytes > problem.tier.held_bytes:
         raise TierError(
@@ -25,7 +26,6 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
             f"{format_bytes(problem.tier.held_bytes)}; give a larger budget, or make room there"
             + ("" if problem.tier.name == "disk" else ", or use tier='disk'")
         )
-    recomputes = tuple(recomputes)
     timeline = problem.timeline(placed, recomputes)
     return Plan(
         policy=policy,

@@ -27,7 +27,7 @@ def explain_plan(problem: Problem, plan: Plan) -> dict[int, str]:
 
 class _Explainer:
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        runs, memory = problem.memory.with_recomputes(plan.recomputes)
+        runs, memory = problem.with_recomputes(plan.recomputes)
         timeline = problem.timeline(plan.swaps, plan.recomputes)
         self._problem, self._memory, self._step_seconds = problem, memory, timeline.seconds
         self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -15,10 +15,10 @@ from lmswap.hardware.host_memory import release_thread_memory
 from lmswap.ir.plan import Plan
 from lmswap.planner.baselines import plan_none, plan_swap_all
 from lmswap.planner.problem import Problem
-from lmswap.planner.search import plan_exactly, plan_recompute, plan_search, plan_swap
+from lmswap.planner.search import Found, as_plan, find, find_recompute, find_swap, plan_exactly
 from lmswap.planner.tflms import plan_tflms
 
-_Policy = Callable[[Problem], Plan]
+_Policy = Callable[[Problem], Plan | Found]
 
 # The other policies are seldom better than the searches; on larger steps they would take longer.
 _MAX_OPS_FOR_BASELINES = 3_000
@@ -64,35 +64,51 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
     with _threads() as threads:  # the searches release the GIL
         attempted = replace(problem, find_min_budget=False)
 
-        def plans_of(policies: Iterable[_Policy]) -> list[Plan]:
-            return [each for each in threads.map(partial(_attempt, attempted), policies) if isinstance(each, Plan)]
+        def found_by(policies: Iterable[_Policy]) -> list[Plan | Found]:
+            return [each for each in threads.map(partial(_attempt, attempted), policies) if each is not None]
 
-        plans = [] if problem.is_proven_infeasible else plans_of(searches[:_NUM_THREADS])
-        found_seconds = min((plan.predicted_seconds for plan in plans), default=inf)
+        found = [] if problem.is_proven_infeasible else found_by(searches[:_NUM_THREADS])
+        found_seconds = min((each.predicted_seconds for each in found), default=inf)
         if found_seconds > problem.target_seconds:
             is_close = found_seconds <= (1 + _CLOSE) * problem.target_seconds
             is_small = len(problem.memory.program.ops) <= _MAX_OPS_FOR_LAST_SEED
-            plans += plans_of([*searches[_NUM_THREADS:], *baselines] if is_small and not is_close else baselines)
-        if not plans:
-            attempt = partial(_attempt, problem)
-            refusals = [*threads.map(attempt, searches[:1])]
+            found += found_by([*searches[_NUM_THREADS:], *baselines] if is_small and not is_close else baselines)
+        # None where the tier is too small for all of them.
+        best = _fastest(found) or (_fastest(found_by(baselines)) if found else None)
+        if best is None:
+            refuse = partial(_refuse, problem)
+            refusals = [*threads.map(refuse, searches[:1])]
             if not _is_least(problem, refusals[0]):
-                refusals += threads.map(attempt, baselines)
-            raise _refusal(refusals)
-    best = min(plans, key=lambda plan: plan.predicted_seconds)
+                refusals += threads.map(refuse, baselines)
+            raise _refusal(filter(None, refusals))
     return best if best.policy == "auto" else replace(best, policy=f"auto ({best.policy})")
 
 
-def _attempt(problem: Problem, policy: _Policy) -> Plan | PlanInfeasible | TierError:
-    try:
+def _attempt(problem: Problem, policy: _Policy) -> Plan | Found | None:
+    with suppress(PlanInfeasible, TierError):
         return policy(problem)
+    return None
+
+
+def _fastest(found: Sequence[Plan | Found]) -> Plan | None:
+    """The fastest plan that fits the tier; the others are not completed, as that takes as long as a search."""
+    for each in sorted(found, key=lambda each: each.predicted_seconds):
+        with suppress(TierError):
+            return as_plan(each)
+    return None
+
+
+def _refuse(problem: Problem, policy: _Policy) -> PlanInfeasible | TierError | None:
+    try:
+        as_plan(policy(problem))
     except (PlanInfeasible, TierError) as error:
         return error
+    return None
 
 
-def _is_least(problem: Problem, outcome: Plan | PlanInfeasible | TierError) -> bool:
-    """Whether it is a refusal that names the least budget of all policies."""
-    return isinstance(outcome, PlanInfeasible) and outcome.needed_bytes <= problem.min_budget[0]
+def _is_least(problem: Problem, refusal: PlanInfeasible | TierError | None) -> bool:
+    """Whether it names the least budget of all policies."""
+    return isinstance(refusal, PlanInfeasible) and refusal.needed_bytes <= problem.min_budget[0]
 
 
 @contextmanager
@@ -115,9 +131,9 @@ def _release_when_all(started: Barrier) -> None:
     release_thread_memory()
 
 
-def _refusal(outcomes: Sequence[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
+def _refusal(found: Iterable[PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
     """The refusal with the smallest budget, named after policy "auto" instead of the one that was tried."""
-    refusals = [outcome for outcome in outcomes if not isinstance(outcome, Plan)]
+    refusals = [*found]
     for refusal in refusals:
         if isinstance(refusal, TierError):  # its plan fits the budget
             return refusal
@@ -139,7 +155,7 @@ def _searches(effort: int) -> list[_Policy]:
     1,024 tokens) ends 9 % over the bound with slack, 3.1 % without.
     """
 
-    def search(seed: int, problem: Problem) -> Plan:
+    def search(seed: int, problem: Problem) -> Found:
         memory = problem.memory
         can_hide = problem.target_seconds <= (1 + _CLOSE) * memory.op_starts[-1]
         if memory.program.is_cyclic:
@@ -147,7 +163,7 @@ def _searches(effort: int) -> list[_Policy]:
                 problem = replace(problem, link_share=1.0)
             if not can_hide and seed != _SEEDS[-1] and _streams_state(problem):
                 problem = replace(problem, prefetches_ahead=_PREFETCHES_AHEAD)
-        return plan_search(problem, policy="auto", effort=effort, seed=seed)
+        return find(problem, policy="auto", effort=effort, seed=seed)
 
     return [partial(search, seed) for seed in _SEEDS]
 
@@ -160,7 +176,7 @@ def _streams_state(problem: Problem) -> bool:
 
 
 def _baselines(problem: Problem) -> list[_Policy]:
-    policies: list[_Policy] = [plan_swap, plan_recompute]
+    policies: list[_Policy] = [find_swap, find_recompute]
     program = problem.memory.program
     if len(program.ops) <= _MAX_OPS_FOR_BASELINES and not program.is_cyclic:  # they move activations only
         policies += [plan_swap_all, plan_tflms]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 
@@ -14,12 +15,24 @@ from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Tier
 from lmswap.ir.plan import Recompute, Swap
 from lmswap.ir.program import Segment
+from lmswap.ir.schedule import Schedule
 from lmswap.ir.timeline import Timeline
+from lmswap.planner import _core
 from lmswap.planner.simulate import simulate_swaps
 
 # Positions are chosen for a link of this share of its rate. Plans without slack, for V100 to H200, lost 1.4 to 4 % of
 # step time when the link was 10 % slower; slack costs only memory that is free anyway.
 PLANNED_LINK_SHARE = 0.9
+
+
+@dataclass
+class Known:
+    """What was computed of a step before, shared by problems that differ in their limits; by identity of its inputs."""
+
+    runs: list[tuple[StepMemory, Sequence[Recompute], tuple[Schedule, StepMemory]]] = field(default_factory=list)
+    timelines: list[tuple[StepMemory, Sequence[Swap], Sequence[Recompute], Timeline]] = field(default_factory=list)
+    steps: list[tuple[StepMemory, frozenset[int], _core.Step]] = field(default_factory=list)  # without these buffers
+    making_step: Lock = field(default_factory=Lock)
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,7 @@ class Problem:
     target_seconds: float = 0.0  # plans at or below it are not improved further
     find_min_budget: bool = True  # PlanInfeasible carries the smallest budget that fits, which takes several searches
     min_budget: tuple[int, int] = (0, 0)  # proved lower bound on the budget of any plan, and the op where
-    _last: list[tuple[Sequence[Swap], Sequence[Recompute], Timeline]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )  # the last simulation
+    known: Known = field(default_factory=Known, repr=False, compare=False)
 
     @property
     def link(self) -> Link:
@@ -91,14 +102,22 @@ class Problem:
             changes[gap.before] += self.nbytes(gap.buffer)
         return self.memory.curve + np.cumsum(changes[:-1])
 
+    def with_recomputes(self, recomputes: Sequence[Recompute]) -> tuple[Schedule, StepMemory]:
+        """See `StepMemory.with_recomputes`; the last result is kept."""
+        for memory, known_recomputes, runs in self.known.runs:
+            if memory is self.memory and known_recomputes is recomputes:
+                return runs
+        runs = self.memory.with_recomputes(recomputes)
+        self.known.runs[:] = [(self.memory, recomputes, runs)]
+        return runs
+
     def timeline(self, swaps: Sequence[Swap], recomputes: Sequence[Recompute]) -> Timeline:
-        """The predicted timeline of a plan; that of the last one is kept, by the identity of its parts."""
-        for known_swaps, known_recomputes, timeline in self._last:
-            if known_swaps is swaps and known_recomputes is recomputes:
+        """The predicted timeline of a plan; the last one is kept."""
+        for memory, known_swaps, known_recomputes, timeline in self.known.timelines:
+            if memory is self.memory and known_swaps is swaps and known_recomputes is recomputes:
                 return timeline
-        _, memory = self.memory.with_recomputes(recomputes)
-        timeline = simulate_swaps(memory, self.machine, swaps)
-        self._last[:] = [(swaps, recomputes, timeline)]
+        timeline = simulate_swaps(self.with_recomputes(recomputes)[1], self.machine, swaps)
+        self.known.timelines[:] = [(self.memory, swaps, recomputes, timeline)]
         return timeline
 
     def fits(self, gaps: Sequence[Gap]) -> bool:

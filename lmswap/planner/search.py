@@ -6,8 +6,8 @@ improves by flips of classes of equal layers and by annealing; steps of a few op
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import accumulate
 from math import inf
 
@@ -44,19 +44,83 @@ _MAX_EXACT_STATES = 50_000
 _SEEDS_BEFORE_REFUSAL = 4
 
 
+# Larger steps have more buffers that can move than an exhaustive search has states for.
+_MAX_EXACT_OPS = 1_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found for ``problem``, of a step without the buffers ``left_out``; `plan` completes it."""
+
+    problem: Problem
+    policy: str
+    result: _core.SearchResult
+    left_out: frozenset[int] = frozenset()
+
+    @cached_property
+    def predicted_seconds(self) -> float:
+        """Those of its plan."""
+        problem = self.problem
+        return _core.predict(_step_of(problem, self.left_out), _make_link(problem, 1.0), self.result)
+
+    def plan(self) -> Plan:
+        """The plan.
+
+        Raises:
+            TierError: its host copies exceed the tier.
+        """
+        program, tier = self.problem.memory.program, self.problem.tier.name
+        made = [buffer for op, _ in self.result.recomputes for buffer in program.ops[op].writes]
+        recomputed = [len(program.buffers) + number for number, b in enumerate(made) if b not in self.left_out]
+        buffers = [*range(len(program.buffers)), *recomputed]  # by version of a buffer: its id in the schedule
+        swaps = [
+            Swap(
+                buffers[s.version],
+                tier,
+                0,
+                None if s.out_start < 0 else s.out_start,
+                s.release,
+                s.in_start,
+                s.first_use,
+            )
+            for s in self.result.swaps
+        ]
+        recomputes = [Recompute(op, position) for op, position in self.result.recomputes]
+        return build_plan(self.problem, self.policy, swaps, recomputes)
+
+
+def as_plan(found: Plan | Found) -> Plan:
+    """``found`` as a plan; see `Found.plan`."""
+    return found.plan() if isinstance(found, Found) else found
+
+
 def plan_swap(problem: Problem) -> Plan:
     """The best plan found without recomputes.
 
     Raises:
         PlanInfeasible: none was found that fits the budget.
     """
-    return plan_exactly(problem, policy="swap", may_recompute=False) or plan_search(
+    return as_plan(find_swap(problem))
+
+
+def find_swap(problem: Problem) -> Plan | Found:
+    """As `plan_swap`."""
+    return plan_exactly(problem, policy="swap", may_recompute=False) or find(
         problem, policy="swap", may_recompute=False
     )
 
 
 def plan_recompute(problem: Problem) -> Plan:
     """The best plan found without swaps.
+
+    Raises:
+        PlanInfeasible: none was found that fits the budget; carries the smallest budget found that fits.
+    """
+    return as_plan(find_recompute(problem))
+
+
+def find_recompute(problem: Problem) -> Plan | Found:
+    """As `plan_recompute`.
 
     What fits does not depend on the machine: before it refuses, it searches with costs that do not either.
 
@@ -66,7 +130,7 @@ def plan_recompute(problem: Problem) -> Plan:
     exact = plan_exactly(problem, policy="recompute", may_swap=False)
     if exact is not None:
         return exact
-    search = partial(plan_search, policy="recompute", may_swap=False)
+    search = partial(find, policy="recompute", may_swap=False)
     try:
         return search(problem)
     except PlanInfeasible as error:
@@ -79,7 +143,7 @@ def plan_recompute(problem: Problem) -> Plan:
         except PlanInfeasible as error:
             refusals.append(error)
         else:
-            return build_plan(problem, found.policy, (), found.recomputes)
+            return replace(found, problem=problem)
     raise min(refusals, key=lambda refusal: refusal.needed_bytes)
 
 
@@ -93,16 +157,17 @@ def _work(program: Program) -> tuple[float, ...]:
 
 def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_recompute: bool = True) -> Plan | None:
     """The optimal plan, by exhaustive search; None if the step is too large for that, or nothing fits."""
-    if problem.memory.program.is_cyclic:
+    if problem.memory.program.is_cyclic or len(problem.memory.program.ops) > _MAX_EXACT_OPS:
         return None
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
-    found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, max_states=_MAX_EXACT_STATES)
+    step, link = _step_of(problem, frozenset()), _make_link(problem, 1.0)
+    found = _core.find_exactly(step, link, limits, max_states=_MAX_EXACT_STATES)
     if not found or not found.fits:
         return None
-    return replace(_finish(problem, policy, found), is_optimal=may_swap and may_recompute)
+    return replace(Found(problem, policy, found).plan(), is_optimal=may_swap and may_recompute)
 
 
-def plan_search(
+def find(
     problem: Problem,
     *,
     policy: str,
@@ -110,7 +175,7 @@ def plan_search(
     may_recompute: bool = True,
     seed: int = 1,
     effort: int = 1,
-) -> Plan:
+) -> Found:
     """The best plan that the search with ``seed`` finds, in ``effort`` times its usual number of tries.
 
     Raises:
@@ -120,7 +185,7 @@ def plan_search(
     link = _make_link(problem, problem.link_share)
     small = frozenset[int]() if problem.is_proven_infeasible else _small_buffers(problem)
     # A buffer that lives to the end of the step may exist twice when its op is recomputed.
-    step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
+    step, small_bytes = _step_of(problem, small), 2 * sum(map(problem.nbytes, small))
     evaluations = effort * _max_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
 
     def search(budget_bytes: int, target_seconds: float) -> _core.SearchResult:
@@ -134,10 +199,10 @@ def plan_search(
     else:
         found = search(problem.budget_bytes, problem.target_seconds)
         if not found.fits and found.excess_bytes <= small_bytes:
-            small, step, small_bytes = frozenset(), _make_step(problem), 0
+            small, step, small_bytes = frozenset(), _step_of(problem, frozenset()), 0
             found = search(problem.budget_bytes, problem.target_seconds)
         if found.fits:
-            return _finish(problem, policy, found, small)
+            return Found(problem, policy, found, small)
         needed_bytes, worst_op = problem.budget_bytes + found.excess_bytes, found.worst_op
     # Any plan shows that a budget suffices.
     while problem.find_min_budget and not (found := search(needed_bytes, inf)).fits:
@@ -169,19 +234,6 @@ def _limits(problem: Problem, *, may_swap: bool, may_recompute: bool, budget_byt
     )
 
 
-def _finish(problem: Problem, policy: str, found: _core.SearchResult, left_out: frozenset[int] = frozenset()) -> Plan:
-    """The plan found for a step without the buffers ``left_out``."""
-    program, tier = problem.memory.program, problem.tier.name
-    made = [buffer for op, _ in found.recomputes for buffer in program.ops[op].writes]
-    recomputed = [len(program.buffers) + number for number, buffer in enumerate(made) if buffer not in left_out]
-    buffers = [*range(len(program.buffers)), *recomputed]  # by version of a buffer: its id in the schedule
-    swaps = [
-        Swap(buffers[s.version], tier, 0, None if s.out_start < 0 else s.out_start, s.release, s.in_start, s.first_use)
-        for s in found.swaps
-    ]
-    return build_plan(problem, policy, swaps, [Recompute(op, position) for op, position in found.recomputes])
-
-
 def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int) -> PlanInfeasible:
     op = problem.memory.program.ops[worst_op]
     return PlanInfeasible(
@@ -191,6 +243,17 @@ def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int)
         live=problem.memory.largest(problem.memory.fixed_at(worst_op), worst_op),
         policy=policy,
     )
+
+
+def _step_of(problem: Problem, left_out: frozenset[int]) -> _core.Step:
+    """What searches are given of the step; made once."""
+    with problem.known.making_step:
+        for memory, known, step in problem.known.steps:
+            if memory is problem.memory and known == left_out:
+                return step
+        step = _make_step(problem, left_out)
+        problem.known.steps.append((problem.memory, left_out, step))
+        return step
 
 
 def _make_step(problem: Problem, left_out: frozenset[int] = frozenset()) -> _core.Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +24,13 @@ from lmswap.planner import KEEP_WHAT_FITS, make_plan, simulate, verify
 from lmswap.planner.bound import price_lp
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
+from lmswap.planner.search import find
 from lmswap.planner.simulate import simulate_swaps
 from tests.cases import FACTOR
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import cyclic_steps, machines
 from tests.planner.plans import plan_of
+from tests.planner.problems import problem_of
 from tests.planner.random_swaps import random_plans
 
 # Every weight is idle for two of three seconds, and moves in one.
@@ -339,6 +342,16 @@ def test_what_persists_takes_as_much_at_the_end_of_a_step_as_at_its_start(planne
         held = [nbytes for _, nbytes in simulate_swaps(memory, unit_machine(), plan.swaps).memory]
         assert held[0] == held[-1]
         assert 0 <= min(held) <= max(held) <= step.program.bytes_of(kind)
+
+
+@settings(max_examples=20 * FACTOR)
+@given(st.data(), cyclic_steps(), machines())
+def test_a_search_expects_the_seconds_of_its_plan(data: st.DataObject, step: Step, machine: Machine) -> None:
+    memory = StepMemory(step.program, step.costs)
+    budget_bytes = data.draw(st.integers(int(memory.floor.max()), memory.peak.nbytes))
+    with suppress(PlanInfeasible):
+        found = find(problem_of(step, budget_bytes, machine), policy="auto")
+        assert found.predicted_seconds == pytest.approx(found.plan().predicted_seconds, rel=1e-12)
 
 
 @settings(max_examples=20 * FACTOR)

@@ -22,7 +22,7 @@ from lmswap.ir.program import BufferKind, Program
 from lmswap.planner import _core, make_plan, search
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
-from lmswap.planner.search import plan_exactly, plan_search
+from lmswap.planner.search import Found, find, plan_exactly
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import machines
 from tests.planner.brute_force import faster_plan
@@ -171,7 +171,7 @@ def test_the_search_alone_is_never_faster_than_the_optimum():
         problem = problem_of(step, budget_bytes, unit_machine(), link_share=1.0)
         best = plan_exactly(problem, policy="exact")
         try:
-            found = plan_search(problem, policy="search")
+            found = find(problem, policy="search")
         except PlanInfeasible:
             continue
         assert best is None or found.predicted_seconds >= best.predicted_seconds * (1 - 1e-12)
@@ -192,8 +192,10 @@ def test_the_search_expects_the_seconds_that_the_simulator_finds():
             seed=seed,
         )
         if found.fits:
-            plan = search._finish(problem, "search", found)
+            expected = Found(problem, "search", found)
+            plan = expected.plan()
             assert plan.predicted_seconds == pytest.approx(found.seconds)
+            assert plan.predicted_seconds == pytest.approx(expected.predicted_seconds, rel=1e-12)
             num_swaps += len(plan.swaps)
     assert num_swaps > 10
 
@@ -203,4 +205,4 @@ def test_steps_too_large_for_exact_search_use_the_heuristic_search():
     step = build("inference\n" + lines)
     assert plan_exactly(problem_of(step, 3, unit_machine(), link_share=1.0), policy="exact") is None
     with pytest.raises(PlanInfeasible):
-        plan_search(problem_of(step, 1, unit_machine(), link_share=1.0), policy="search")
+        find(problem_of(step, 1, unit_machine(), link_share=1.0), policy="search")

@@ -327,7 +327,7 @@ def test_recomputed_copies_keep_their_ids_without_small_buffers(monkeypatch):
     problem = problem_of(step, 9)
     monkeypatch.setattr(search, "build_plan", lambda problem, policy, swaps, recomputes: (swaps, recomputes))
     for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):
-        (swap,), recomputes = search._finish(problem, "search", found, left_out)
+        (swap,), recomputes = search.Found(problem, "search", found, left_out).plan()
         assert schedule(step.program, recomputes).buffers[swap.buffer] == expected
 
 
@@ -343,7 +343,7 @@ def test_the_needed_budget_is_searched_for_only_on_request(find_min_budget, monk
     core = SimpleNamespace(search=find, Step=SimpleNamespace, Link=SimpleNamespace, Limits=SimpleNamespace)
     monkeypatch.setattr(search, "_core", core)
     with pytest.raises(PlanInfeasible) as refusal:
-        search.plan_search(problem_of(CHAIN, 3, find_min_budget=find_min_budget), policy="search")
+        search.find(problem_of(CHAIN, 3, find_min_budget=find_min_budget), policy="search")
     assert budgets == ([3, 4, 5, 6] if find_min_budget else [3])
     assert targets == [0.0, inf, inf, inf][: len(budgets)]  # any plan shows that a budget suffices
     assert refusal.value.needed_bytes == budgets[-1] + (not find_min_budget)
@@ -394,10 +394,35 @@ def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expecte
         raise TierError("full")
 
     monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
-    monkeypatch.setattr(portfolio, "plan_search", try_search)
+    monkeypatch.setattr(portfolio, "find", try_search)
     monkeypatch.setattr(portfolio, "_baselines", lambda problem: [try_other])
     assert portfolio.plan_auto(problem_of(CHAIN, 5, target_seconds=bound_seconds)).policy == "auto"
     assert tried == expected
+
+
+def test_auto_completes_only_the_plan_that_it_takes(monkeypatch):
+    completed = []
+    monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(portfolio, "as_plan", lambda found: completed.append(found) or search.as_plan(found))
+    assert portfolio.plan_auto(problem_of(CHAIN, 7)) is not None
+    assert len(completed) == 1
+
+
+def test_auto_takes_the_next_plan_where_the_tier_is_too_small_for_the_fastest(monkeypatch):
+    slower = replace(plan_of("swap", CHAIN, 9), policy="auto", predicted_seconds=10.0)
+
+    class TooLarge(search.Found):
+        predicted_seconds = 9.0
+
+        def plan(self):
+            raise TierError("full")
+
+    def try_search(problem, *, seed, **_):
+        return TooLarge(problem, "auto", None) if seed == 1 else slower
+
+    monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(portfolio, "find", try_search)
+    assert portfolio.plan_auto(problem_of(CHAIN, 5, target_seconds=9.0)) == slower
 
 
 @pytest.mark.parametrize("cheapest", ["auto", "tflms"])
@@ -406,7 +431,7 @@ def test_errors_of_auto_name_auto(cheapest, monkeypatch):
         raise PlanInfeasible(budget_bytes=5, needed_bytes=6 + (policy != cheapest), where="op 0", policy=policy)
 
     monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
-    monkeypatch.setattr(portfolio, "plan_search", refuse)
+    monkeypatch.setattr(portfolio, "find", refuse)
     monkeypatch.setattr(portfolio, "_baselines", lambda problem: [partial(refuse, policy="tflms")])
     with pytest.raises(PlanInfeasible, match="policy 'auto' cannot fit") as refusal:
         portfolio.plan_auto(problem_of(CHAIN, 5))
@@ -551,11 +576,11 @@ OUT_IN_BACKWARD = build(
 )
 
 
-@pytest.mark.parametrize("find", [search.plan_exactly, search.plan_search])
+@pytest.mark.parametrize("find", [search.plan_exactly, search.find])
 def test_copies_out_go_on_while_the_backward_begins_and_stall_nothing(find):
     # a, 4 bytes, is idle from 2 on, leaves in 4 s, and obstructs no other buffer before g2, which begins at 6.
     problem = problem_of(OUT_IN_BACKWARD, 7)
-    plan = find(problem, policy="swap", may_recompute=False)
+    plan = search.as_plan(find(problem, policy="swap", may_recompute=False))
     (swap,) = plan.swaps
     assert OUT_IN_BACKWARD.program.segments[0].stop < swap.release <= 3
     assert plan.predicted_seconds == sum(OUT_IN_BACKWARD.costs.seconds)
