@@ -58,17 +58,16 @@ void Search::find_gaps() {
         is_cyclic_ = true;
         continue;
       }
-      const int next = is_tail ? -1 : step_.segment_of[uses[k + 1]];
+      const int next_use = is_tail ? -1 : uses[k + 1];
       // What is in use at both ends of a step cannot be swapped over its end.
       const bool is_always_used =
           step_.is_fetched(buffer) && uses[0] == 0 && uses[uses.size() - 1] + 1 == step_.num_ops();
       if (limits_.may_swap && step_.nbytes[buffer] >= limits_.min_swap_bytes && !is_always_used &&
-          (is_tail || step_.is_shared(buffer) || step_.can_pass(step_.segment_of[uses[k]], next))) {
+          (is_tail || step_.is_shared(buffer) ||
+           step_.can_pass(step_.segment_of[uses[k]], step_.segment_of[next_use]))) {
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap) | bit(Action::kSwapAgain));
       }
-      const int producer = step_.producer[buffer];
-      if (limits_.may_recompute && producer >= 0 && step_.repeatable[producer] &&
-          (is_tail || step_.can_pass(step_.segment_of[producer], next))) {
+      if (may_recompute(buffer, next_use)) {
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kRecompute) | bit(Action::kRecomputeAgain));
         if (is_tail) default_actions_[gap] = Action::kRecomputeAgain;
       }
@@ -80,6 +79,19 @@ void Search::find_gaps() {
                    [&](int a, int b) { return step_.nbytes[buffer_of_[a]] > step_.nbytes[buffer_of_[b]]; });
   exclude_small();
   find_classes();
+}
+
+// Whether a buffer can be recomputed for its next use; after its last one, which has none, as an input of recomputes.
+bool Search::may_recompute(int buffer, int next_use) const {
+  const int producer = step_.producer[buffer];
+  if (!limits_.may_recompute || producer < 0 || !step_.repeatable[producer]) return false;
+  const int segment = step_.segment_of[producer];
+  if (next_use >= 0 && !step_.can_pass(segment, step_.segment_of[next_use])) return false;
+  // It is certain to fail after the update of a weight that its op reads, and with it all else that a plan recomputes.
+  const int until = next_use >= 0 ? next_use : step_.segments[segment].stop;
+  const auto inputs = step_.reads[producer];
+  return std::none_of(inputs.begin(), inputs.end(),
+                      [&](int input) { return step_.is_written_between(input, producer, until); });
 }
 
 void Search::find_classes() {

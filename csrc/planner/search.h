@@ -58,6 +58,7 @@ class Search {
   using Mask = std::uint8_t;  // of actions
 
   void find_gaps();
+  [[nodiscard]] bool may_recompute(int buffer, int next_use) const;
   void exclude_small();
   void find_classes();
   [[nodiscard]] bool allows(int gap, Action action) const {

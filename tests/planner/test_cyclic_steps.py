@@ -20,7 +20,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane
-from lmswap.planner import KEEP_WHAT_FITS, make_plan, simulate, verify
+from lmswap.planner import KEEP_WHAT_FITS, _core, make_plan, search, simulate, verify
 from lmswap.planner.bound import price_lp
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
@@ -100,6 +100,35 @@ def test_the_step_ends_when_its_copies_out_have_ended() -> None:
     swap = Swap(step.id("SA"), "host", 0, out_start=4, release=4, in_start=4, first_use=7)
     timeline = simulate(step.program, step.costs, unit_machine(), with_swaps(step, swap))
     assert timeline.seconds == 8 + 4
+
+
+def test_what_an_update_bars_from_recompute_is_never_tried() -> None:
+    # Of a and h one has to go before "w"; h, cheaper to recompute, needs WA as it was before "u".
+    step = build(
+        """
+        forward
+        f 2: x -> a
+        g 1: a -> y
+        backward
+        c 1: t WA -> h
+        w 1: t x -> gA
+        u 1: gA WA -> WA
+        r 1: h -> k
+        s 1: k a -> gx
+        """,
+        weights="WA",
+        summed="gA",
+        tangents="t",
+        outputs="y",
+        gradients="gx",
+        sizes={"a": 4, "h": 4},
+    )
+    problem = problem_of(step, StepMemory(step.program, step.costs).peak.nbytes - 3)
+    limits = search._limits(problem, may_swap=False, may_recompute=True)
+    given = search._make_step(problem), search._make_link(problem, 1.0), limits
+    found = _core.search(*given, max_evaluations=3, target_seconds=0.0, seed=1)
+    assert found.fits
+    assert found.recomputes == [(0, 6)]
 
 
 def test_copies_out_of_what_no_op_writes_are_never_planned() -> None:
