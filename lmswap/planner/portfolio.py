@@ -176,8 +176,10 @@ def _streams_state(problem: Problem) -> bool:
 
 
 def _baselines(problem: Problem) -> list[_Policy]:
-    policies: list[_Policy] = [find_swap, find_recompute]
+    policies: list[_Policy] = [find_swap]
     program = problem.memory.program
+    if sum(buffer.nbytes for buffer in program.buffers if buffer.is_persistent) <= problem.budget_bytes:
+        policies.append(find_recompute)  # moves none of them
     if len(program.ops) <= _MAX_OPS_FOR_BASELINES and not program.is_cyclic:  # they move activations only
         policies += [plan_swap_all, plan_tflms]
     return policies

@@ -20,11 +20,11 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Lane
-from lmswap.planner import KEEP_WHAT_FITS, _core, make_plan, search, simulate, verify
+from lmswap.planner import KEEP_WHAT_FITS, _core, make_plan, portfolio, search, simulate, verify
 from lmswap.planner.bound import price_lp
 from lmswap.planner.bound.certify import certify
 from lmswap.planner.bound.verify_certificate import verify_certificate
-from lmswap.planner.search import find
+from lmswap.planner.search import find, find_recompute
 from lmswap.planner.simulate import simulate_swaps
 from tests.cases import FACTOR
 from tests.ir.build import Step, build, unit_machine
@@ -129,6 +129,12 @@ def test_what_an_update_bars_from_recompute_is_never_tried() -> None:
     found = _core.search(*given, max_evaluations=3, target_seconds=0.0, seed=1)
     assert found.fits
     assert found.recomputes == [(0, 6)]
+
+
+def test_recompute_alone_is_not_tried_where_weights_exceed_the_budget() -> None:
+    step = layers(WA=2, WB=2, WC=2)
+    tried = [find_recompute in portfolio._baselines(problem_of(step, budget_bytes)) for budget_bytes in (5, 6)]
+    assert tried == [False, True]
 
 
 def test_copies_out_of_what_no_op_writes_are_never_planned() -> None:
