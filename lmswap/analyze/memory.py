@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmswap.analyze.liveness import LiveRange, live_ranges
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import BufferKind, Program
@@ -58,6 +59,11 @@ class StepMemory:
     def ranges(self) -> dict[int, LiveRange]:
         """See `lmswap.analyze.liveness.live_ranges`."""
         return live_ranges(self.program, self.released)
+
+    @cached_property
+    def repeatable(self) -> tuple[bool, ...]:
+        """See `lmswap.analyze.repeatable.repeatable_ops`."""
+        return repeatable_ops(self.program)
 
     @cached_property
     def allocated_bytes(self) -> list[int]:

@@ -128,8 +128,8 @@ def make_plan(
     if len(costs.seconds) != len(program.ops) or len(costs.scratch_bytes) != len(program.ops):
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
-    certificate = certificate or certify(program, costs, machine, tier=tier, **limits)
     memory, link = StepMemory(program, costs), machine.tier(tier).link.while_busy
+    certificate = certificate or certify(program, costs, machine, tier=tier, memory=memory, **limits)
     problem = Problem(
         memory,
         machine,
@@ -175,7 +175,7 @@ def reprice(
     if budget_bytes > plan.budget_bytes:
         problem = replace(problem, budget_bytes=budget_bytes)
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
-    certificate = certificate or certify(program, costs, machine, tier=tier, **limits)
+    certificate = certificate or certify(program, costs, machine, tier=tier, memory=memory, **limits)
     priced = replace(
         plan,
         budget_bytes=budget_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmswap.analyze.liveness import gaps
-from lmswap.analyze.repeatable import exposed_buffers, repeatable_ops
+from lmswap.analyze.repeatable import exposed_buffers
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind
@@ -45,7 +45,7 @@ class _Explainer:
             for buffer, origin in zip(run.writes, problem.memory.program.ops[op].writes, strict=True):
                 if buffer != origin and buffer in read:
                     self._recomputes.setdefault(origin, []).append(run.index)
-        self._repeatable = repeatable_ops(problem.memory.program)
+        self._repeatable = problem.memory.repeatable
         self._exposed = exposed_buffers(problem.memory.program)
         self._producer = {b: op.index for op in reversed(problem.memory.program.ops) for b in op.writes}
 

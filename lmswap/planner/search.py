@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from itertools import accumulate
 from math import inf
 
-from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Host, Rate
 from lmswap.ir.plan import Plan, Recompute, Swap
@@ -269,7 +268,7 @@ def _make_step(problem: Problem, left_out: frozenset[int] = frozenset()) -> _cor
         repeatable=[
             # A recomputation would make a new buffer in place of one that the step is given.
             is_repeatable and not any(program.buffers[b].is_resident or program.buffers[b].is_shared for b in op.writes)
-            for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
+            for op, is_repeatable in zip(program.ops, problem.memory.repeatable, strict=True)
         ],
         reads=[listed(op.reads) for op in program.ops],
         writes=[listed(op.writes) for op in program.ops],

@@ -18,17 +18,25 @@ _NUM_PEAK_CUTS, _NUM_TIGHT_CUTS, _NUM_EVEN_CUTS = 8, 8, 4
 
 
 def certify(
-    program: Program, costs: OpCosts, machine: Machine, *, budget_bytes: int, tier: str, min_swap_bytes: int
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    *,
+    budget_bytes: int,
+    tier: str,
+    min_swap_bytes: int,
+    memory: StepMemory | None = None,
 ) -> Certificate:
     """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and recomputes.
 
     It is infinite where the bytes that must be resident at one op exceed the budget, and never less than the sum of the
-    ops, or than the host's seconds to queue each of them once. The arguments are those of `lmswap.planner.make_plan`.
+    ops, or than the host's seconds to queue each of them once. The arguments are those of `lmswap.planner.make_plan`,
+    and the step's memory if it is known.
 
     Raises:
         OptionError: ``machine`` has no such tier.
     """
-    link, memory = machine.tier(tier).link.while_busy, StepMemory(program, costs)
+    link, memory = machine.tier(tier).link.while_busy, memory or StepMemory(program, costs)
     host_seconds = machine.host.seconds(len(program.ops), 0) if machine.host else 0.0
     trivial = Certificate(max(memory.op_starts[-1], host_seconds))
     if not len(memory.curve) or memory.curve.max() <= budget_bytes:

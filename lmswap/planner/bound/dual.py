@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from lmswap.analyze.liveness import LiveRange
 from lmswap.analyze.memory import Bytes, StepMemory
-from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.machine import Link
 from lmswap.ir.program import Program
 
@@ -66,10 +65,9 @@ def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleI
         size: (link.out_rate.seconds(size), link.in_rate.seconds(size)) if size >= min_swap_bytes else (np.inf, np.inf)
         for size in set(sizes)
     }
-    repeatable = repeatable_ops(program)
     recomputes = [
         seconds[made_by] * size / made_bytes[made_by]
-        if repeatable[made_by] and not program.buffers[buffer].is_persistent
+        if memory.repeatable[made_by] and not program.buffers[buffer].is_persistent
         else np.inf
         for (_, _, made_by, buffer), size in zip(gaps, sizes, strict=True)
     ]
