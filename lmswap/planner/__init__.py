@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
+from lmswap.collection_pause import collection_paused
 from lmswap.errors import OptionError
 from lmswap.ir.certificate import Certificate
 from lmswap.ir.costs import OpCosts
@@ -84,6 +85,7 @@ def check_policy(policy: object) -> None:
         raise OptionError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
 
 
+@collection_paused()
 def make_plan(
     policy: str,
     program: Program,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from benchmarks.programs.corpus import load_machine, load_program
+from lmswap import planner
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
@@ -423,6 +425,14 @@ def test_auto_takes_the_next_plan_where_the_tier_is_too_small_for_the_fastest(mo
     monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
     monkeypatch.setattr(portfolio, "find", try_search)
     assert portfolio.plan_auto(problem_of(CHAIN, 5, target_seconds=9.0)) == slower
+
+
+def test_no_garbage_is_collected_while_a_plan_is_made(monkeypatch):
+    is_enabled = []
+    monkeypatch.setattr(planner, "check", lambda *_, **__: is_enabled.append(gc.isenabled()))
+    plan_of("auto", CHAIN, 7)
+    assert is_enabled == [False]
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("cheapest", ["auto", "tflms"])
