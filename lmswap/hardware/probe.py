@@ -164,8 +164,9 @@ class LinkProbe:
         compute(1)  # warms up
         run_seconds = compute(_REPEATS) / _REPEATS
         copy_factors, compute_factors = [], []
-        for start, seconds in ((self._start_out, out_seconds), (self._start_in, in_seconds)):
-            copying, computing = self._while_computing(start, seconds, compute, run_seconds)
+        for begin, seconds in ((self._copies_out, out_seconds), (self._copies_in, in_seconds)):
+            start = begin(max(1, min(_BURST_COPIES, round(_BURST_SECONDS / seconds))))
+            copying, computing = self._while_computing(start, compute, run_seconds)
             copy_factors.append(copying)
             compute_factors.append(computing)
         out_lost, in_lost = (1 - factor for factor in compute_factors)
@@ -173,18 +174,17 @@ class LinkProbe:
         return min(copy_factors), 1 - lost_seconds / (out_seconds + in_seconds)
 
     def _while_computing(
-        self, start: Callable[[int], _Burst], seconds: float, compute: Callable[[int], float], run_seconds: float
+        self, start: Callable[[], _Burst], compute: Callable[[int], float], run_seconds: float
     ) -> tuple[float, float]:
-        """See `busy_factors`; of one direction, ``start``, whose copies take ``seconds`` each."""
-        count = max(1, min(_BURST_COPIES, round(_BURST_SECONDS / seconds)))
-        alone_seconds = self._end(start(count))
+        """See `busy_factors`; of one direction, whose copies ``start`` starts."""
+        alone_seconds = self._end(start())
         # What is timed lies within the copies, if either loses half.
         num_timed = max(1, int(alone_seconds / 2 / run_seconds))
         pairs: list[tuple[float, float]] = []
         before_seconds = compute(num_timed)
         while len(pairs) < _MIN_PAIRS or (len(pairs) < _MAX_PAIRS and not _are_close(pairs)):
-            alone_seconds = self._end(start(count))
-            burst = start(count)
+            alone_seconds = self._end(start())
+            burst = start()
             overlapped_seconds = compute(num_timed)
             self._compute_until_copied(compute, math.ceil(2 * alone_seconds / run_seconds) + 1)
             copy_seconds = self._end(burst)
@@ -203,12 +203,14 @@ class LinkProbe:
                 return
             compute(1)
 
-    def _start_out(self, count: int) -> _Burst:
-        return [self._copy_out(number * self.burst_bytes, self.burst_bytes) for number in range(count)], []
+    def _copies_out(self, count: int) -> Callable[[], _Burst]:
+        """A function that starts ``count`` copies out."""
+        return lambda: ([self._copy_out(number * self.burst_bytes, self.burst_bytes) for number in range(count)], [])
 
-    def _start_in(self, count: int) -> _Burst:
+    def _copies_in(self, count: int) -> Callable[[], _Burst]:
+        """A function that starts ``count`` copies in, of the same bytes each time."""
         stored = self._fill_tier(count)
-        return stored, [self._copy_in(token, self.burst_bytes) for token in stored]
+        return lambda: (stored, [self._copy_in(token, self.burst_bytes) for token in stored])
 
     def _end(self, burst: _Burst) -> float:
         """Waits for a burst; from the start of its first copy to the end of its last."""
@@ -219,7 +221,7 @@ class LinkProbe:
 
     def _fill_tier(self, count: int) -> list[torch.Tensor]:
         """Tokens of what lies in the tier, to be copied in."""
-        burst = self._start_out(count)
+        burst = self._copies_out(count)()
         self._end(burst)
         return burst[0]
 

@@ -83,7 +83,7 @@ def test_more_convolutions_take_more_time():
 def test_a_machine_without_noise_needs_few_copies_during_compute():
     engine = FakeEngine(2**30, 2**29, 1.0, beside=(0.8, 0.9))
     LinkProbe(CPU, "disk", engine, MEASURED_BYTES).busy_factors(engine.compute, 2.0**-6, 2.0**-5)
-    assert engine.clock < 3.0
+    assert engine.clock < 2.0
 
 
 def test_a_noisy_machine_is_measured_until_others_load_is_outvoted():
