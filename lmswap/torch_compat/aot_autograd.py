@@ -6,6 +6,7 @@ Its work has two stages: `intercepted_second_stage` separates them, so that the 
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import aot_autograd as stages
 from torch._functorch import config, partitioners
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
-from torch._functorch._aot_autograd.graph_compile import aot_stage2_compile
+from torch._functorch._aot_autograd.graph_compile import aot_graphs_log, aot_joint_log, aot_stage2_compile
 from torch._functorch._aot_autograd.schemas import (
     AOTGraphCapture,
     AOTState,
@@ -30,6 +31,7 @@ from torch._functorch._aot_autograd.schemas import (
     SubclassMeta,
     ViewAndMutationMeta,
 )
+from torch._logging._internal import trace_log
 
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
 from lmswap.torch_compat.tracing import TracingContext, tracing
@@ -85,7 +87,8 @@ class FirstStage:
 
     def run_second_stage(self, graph: fx.GraphModule, partition: Callable[..., tuple[fx.GraphModule, ...]]) -> Boxed:
         """Run the second stage on ``graph``, which it partitions by ``partition`` if there is a backward."""
-        state = replace(self._state, fw_metadata=_own(self._state.fw_metadata))
+        config = replace(self._state.aot_config, enable_log=_are_graphs_logged())
+        state = replace(self._state, aot_config=config, fw_metadata=_own(self._state.fw_metadata))
         capture = replace(
             self._capture,
             graph_module=graph,
@@ -105,6 +108,15 @@ class FirstStage:
         autocast = torch.autocast("cpu", enabled=self._is_cast)
         with autocast, tracing(TracingContext(self.fake_mode)), self.fake_mode:
             yield
+
+
+def _are_graphs_logged() -> bool:
+    """Whether anyone logs AOTAutograd's graphs; torch writes them out as text in any case (torch 2.13).
+
+    That takes a twentieth of the time of a trace. No upstream issue known.
+    """
+    are_enabled = (log.isEnabledFor(logging.INFO) for log in (aot_joint_log, aot_graphs_log))
+    return bool(trace_log.handlers) or any(are_enabled)
 
 
 @contextmanager

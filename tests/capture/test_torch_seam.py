@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import logging
 import threading
 import weakref
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._functorch import aot_autograd
+from torch._functorch._aot_autograd.graph_compile import aot_joint_log
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.aot import compile_region
@@ -266,3 +268,13 @@ def test_a_backward_that_begins_under_autocast_is_noted():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         compiled(torch.randn(4, requires_grad=True)).sum().backward()
     assert incoming.notes == [CAST]
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_graphs_are_written_out_only_for_a_log(level, monkeypatch):
+    written = []
+    monkeypatch.setattr(fx.GraphModule, "print_readable", lambda *_, **__: written.append("graph") or "")
+    monkeypatch.setattr(aot_joint_log, "level", level)
+    monkeypatch.setattr(aot_joint_log, "_cache", {})  # of levels
+    run(lambda x: x.tanh().exp(), torch.randn(8, requires_grad=True))
+    assert bool(written) == (level == logging.INFO)
