@@ -43,6 +43,7 @@ TRACING = {
     # issue known).
     "optimize_ddp": False,
     "assume_static_by_default": True,
+    "run_gc_after_compile": False,  # what a trace leaves is collected before its graph first runs, see `Traces.look`
     **dynamo.NO_DECOMPOSITIONS,
 }
 # Dynamo's settings and torch's tracing flags are global to the process: one model is traced at a time.

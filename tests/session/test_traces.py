@@ -56,6 +56,14 @@ def evicted(session):
     return [graph.index for graph in session.graphs if isinstance(graph, Evicted)]
 
 
+def test_what_a_trace_leaves_is_collected_once(monkeypatch):
+    _, model, _ = models()
+    collected, collect = [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *generation: collected.append(generation) or collect(*generation))
+    model(torch.randn(3, 2, 8))
+    assert collected == [()]
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """Lets traces count as unused after three steps."""
