@@ -139,12 +139,12 @@ def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, emulated_driver)
 
 
 def views_are_told_apart_by_shape_only(patch: pytest.MonkeyPatch) -> None:
-    def broken(value):
+    def broken(value, _sizes):
         tensor = value.meta["val"]
         strides = list(torch.empty(tensor.shape).stride())
         return tensor.dtype, list(tensor.shape), strides, tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
-    patch.setattr("lmswap.rewrite.views.geometry", broken)
+    patch.setattr("lmswap.rewrite.views.sized_geometry", broken)
 
 
 @fails_when(views_are_told_apart_by_shape_only)
@@ -170,12 +170,12 @@ def test_a_tensor_at_a_reused_address_is_another_tensor():
 
 
 def offsets_are_in_the_wrong_unit(patch: pytest.MonkeyPatch) -> None:
-    def broken(value):
+    def broken(value, _sizes):
         tensor = value.meta["val"]
         offset = tensor.storage_offset() // tensor.element_size()
         return tensor.dtype, list(tensor.shape), list(tensor.stride()), offset, tensor.is_conj(), tensor.is_neg()
 
-    patch.setattr("lmswap.rewrite.views.geometry", broken)
+    patch.setattr("lmswap.rewrite.views.sized_geometry", broken)
 
 
 @fails_when(offsets_are_in_the_wrong_unit)

@@ -277,8 +277,21 @@ def test_torch_func_transforms_run_the_model_in_eager_mode_and_warn_once(path):
 
 
 def test_a_model_retraced_for_each_shape_is_warned_of_once():
+    class Unrolled(nn.Module):
+        """One op for each eight rows: a trace serves one number of them."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            x = self.first(x)
+            for _ in range(x.shape[0] // 8):
+                x = torch.tanh(x)
+            return self.last(x)
+
     torch.compiler.reset()
-    model = swapping(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), "fx")
+    model = swapping(Unrolled(), "fx")
 
     def train(*counts):
         for count in counts:
@@ -288,7 +301,7 @@ def test_a_model_retraced_for_each_shape_is_warned_of_once():
         model(torch.randn(3, 64))  # is no training
     train(16, 24, 32, 40, 40)
     with pytest.warns(
-        ManyTraces, match=r"Sequential has been trained with inputs of 5 different shapes.*drop_last=True"
+        ManyTraces, match=r"Unrolled has been trained with inputs of 5 different shapes.*drop_last=True"
     ) as caught:
         train(48, 56, 64)
     assert len(caught) == 1

@@ -42,7 +42,8 @@ from lmswap.torch_compat.autograd import (
 )
 from lmswap.torch_compat.changing_floats import no_float_tensors
 from lmswap.torch_compat.dynamo import is_compiled_autograd_enabled
-from lmswap.torch_compat.symbolic_sizes import fix_sizes
+from lmswap.torch_compat.sized_graphs import clone_meta, fix_sizes
+from lmswap.torch_compat.symbolic_sizes import Sizes
 
 
 class GraphHandler(Protocol):
@@ -125,17 +126,23 @@ def compile_region(
     with no_python_kernels(), no_float_tensors(), aot_autograd.backward_without_autocast():
         return trace_once(
             lambda: compiler(module, inputs),
-            lambda handler: _GraphVariant(handler, copy.copy(gradient_order), own_parameters),
+            lambda handler, sizes: _GraphVariant(handler, copy.copy(gradient_order), own_parameters, sizes),
             handler,
             around=lambda _: no_float_tensors(),
         )
 
 
 def _partition(
-    joint: fx.GraphModule, joint_inputs: Any, *, handler: GraphHandler, num_fwd_outputs: int, **others: Any
+    joint: fx.GraphModule,
+    joint_inputs: Any,
+    *,
+    handler: GraphHandler,
+    sizes: Sizes | None = None,
+    num_fwd_outputs: int,
+    **others: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return the forward and the backward graph of a region, the same for every plan."""
-    fix_sizes(joint.graph)
+    """Return the forward and the backward graph of a region, the same for every plan of ``sizes``."""
+    fix_sizes(joint.graph, sizes)
     if reorders_view_gradients(joint.graph, num_fwd_outputs):
         handler.note(VIEWS)
     restore_layout_ops(joint.graph)
@@ -156,8 +163,10 @@ class _GraphVariant(Variant):
         handler: GraphHandler,
         gradient_order: GradientOrder,
         own_parameters: Callable[[fx.Graph], Mapping[int, str]],
+        sizes: Sizes | None,
     ) -> None:
         self._handler, self._gradient_order, self._own_parameters = handler, gradient_order, own_parameters
+        self._sizes = sizes
         self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
         self._parts: Sequence[Sequence[int]] = ()  # positions of the gradients that each part of the backward gives
 
@@ -193,7 +202,7 @@ class _GraphVariant(Variant):
         return boxed(run)
 
     def inference(self, graph: fx.GraphModule) -> BoxedFunction:
-        fix_sizes(graph.graph)
+        fix_sizes(graph.graph, self._sizes)
         retrace(graph.graph, (), self._handler.output_metadata)
         functionalize_random_ops(graph.graph)
         self._handler.inference(graph, self._own_parameters(graph.graph))
@@ -244,7 +253,7 @@ def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
     for node in aot_autograd.overwritten_inputs(joint):
         with joint.inserting_before(first):
             copy = joint.call_function(torch.ops.aten.clone.default, (node,))
-        copy.meta.update(val=node.meta["val"].clone(), is_repeatable=False)
+        copy.meta.update(clone_meta(node), is_repeatable=False)
         kept = (copy, output)
         for user in [user for user in node.users if user not in kept]:
             user.replace_input_with(node, copy)

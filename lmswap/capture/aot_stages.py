@@ -7,10 +7,14 @@ plan gets copies::
 
     Dynamo's graph ──► first stage ──► forward, backward ──► copies, edited ──► second stage ──► compiled region
                                                         └──► copies, edited ──► second stage ──► … for another plan
+
+A graph with symbolic sizes is kept as it was before it is partitioned, too: for plans of other sizes it is partitioned
+again.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -20,6 +24,8 @@ from torch import fx
 from lmswap.progress import stage
 from lmswap.runtime.codegen import BoxedFunction, copy_module
 from lmswap.torch_compat.aot_autograd import FirstStage, intercepted_second_stage
+from lmswap.torch_compat.sized_graphs import has_sizes
+from lmswap.torch_compat.symbolic_sizes import Sizes
 from lmswap.torch_compat.tracing import without_failure_warnings
 
 _VARIANT_KEY = "lmswap_variant"  # in the meta of a graph
@@ -46,8 +52,9 @@ def variant(graph: fx.GraphModule) -> Any:
 class Compiled:
     """A region compiled for one plan, callable in its place."""
 
-    def __init__(self, traced: _Traced, make_variant: Callable[[Any], Variant], handler: Any) -> None:
-        self._traced, self._make_variant, self._variant = traced, make_variant, make_variant(handler)
+    def __init__(self, traced: _Traced, make_variant: MakeVariant, handler: Any) -> None:
+        self._traced, self._make_variant = traced, make_variant
+        self._variant = make_variant(handler, traced.sizes)
         self._compiled = traced.compile(self._variant)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -62,10 +69,20 @@ class Compiled:
         with self._traced.resumed():
             return Compiled(self._traced, self._make_variant, handler)
 
+    def compile_for(self, sizes: Sizes, handler: Any) -> Compiled:
+        """Return the region compiled for a plan of other ``sizes``; see `compile_again`."""
+        traced = self._traced.resized(sizes)
+        with traced.resumed():
+            return Compiled(traced, self._make_variant, handler)
+
+
+# Makes the variant of a handler; sizes, if not those of the trace, are those for which graphs are lowered.
+MakeVariant = Callable[[Any, Sizes | None], Variant]
+
 
 def trace_once(
     compile_region: Callable[[], Any],
-    make_variant: Callable[[Any], Variant],
+    make_variant: MakeVariant,
     handler: Any,
     around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext(),
 ) -> Compiled:
@@ -73,7 +90,7 @@ def trace_once(
 
     Args:
         compile_region: its result is discarded.
-        make_variant: makes the variant of a handler.
+        make_variant: see `MakeVariant`.
         handler: that of the first plan.
         around: returns the context that the compilers need besides a tracing context, from the fake mode.
     """
@@ -94,14 +111,29 @@ class _Traced:
 
     def __init__(self, first: FirstStage, around: Callable[[Any], AbstractContextManager[Any]]) -> None:
         self._first, self._around = first, around
+        self.sizes: Sizes | None = None  # for which the graphs are lowered, if not for those of the trace
+        self._joint: fx.GraphModule | None = None  # with symbolic sizes
+        if first.needs_autograd and has_sizes(first.graph.graph):
+            self._joint = _copied(first.graph)
         self._partitions: tuple[fx.GraphModule, ...] = ()  # forward and backward, once the joint graph is partitioned
+
+    def resized(self, sizes: Sizes) -> _Traced:
+        """Return the same trace, whose graphs are lowered for ``sizes``."""
+        other = copy.copy(self)
+        other.sizes, other._partitions = sizes, ()
+        return other
 
     def compile(self, of: Variant) -> BoxedFunction:
         """Run the second stage for one variant."""
 
         def partition(joint: fx.GraphModule, inputs: Any, **given: Any) -> tuple[fx.GraphModule, ...]:
-            if joint.graph.nodes:
-                self._partitions = self._first.partition(joint, inputs, **given)
+            if not self._partitions:
+                whole = joint
+                if not joint.graph.nodes:
+                    assert self._joint is not None
+                    whole = _copied(self._joint)
+                sizes = {} if self.sizes is None else {"sizes": self.sizes}
+                self._partitions = self._first.partition(whole, inputs, **sizes, **given)
                 self._first.drop_graph()
             forward, backward = partitions = tuple(_copy_for(of, half) for half in self._partitions)
             of.edit(forward, backward, given["num_fwd_outputs"])
@@ -121,6 +153,12 @@ class _Traced:
 
 
 def _copy_for(of: Variant, graph: fx.GraphModule) -> fx.GraphModule:
+    copied = _copied(graph)
+    copied.meta[_VARIANT_KEY] = of
+    return copied
+
+
+def _copied(graph: fx.GraphModule) -> fx.GraphModule:
     copied, _ = copy_module(graph)
-    copied.meta.update(graph.meta | {_VARIANT_KEY: of})
+    copied.meta.update(graph.meta)
     return copied

@@ -26,7 +26,8 @@ from lmswap.torch_compat.aot_autograd import gradients as gradient_outputs
 from lmswap.torch_compat.aot_autograd import overwritten_inputs, tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
 from lmswap.torch_compat.pytree import tree_leaves
-from lmswap.torch_compat.symbolic_sizes import is_size, symbolic_value
+from lmswap.torch_compat.sized_graphs import symbolic_value
+from lmswap.torch_compat.symbolic_sizes import is_size
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.user_frame import is_users
 

@@ -1,8 +1,9 @@
-"""Captures a region with dynamic sizes for the sizes of each call, or for all sizes whose steps need no swaps.
+"""Captures a region with dynamic sizes once for all sizes, with plans for those that need swaps, or for each call's.
 
-When an input has a second size Dynamo traces one graph for all sizes. A byte budget needs numbers: what a plan moves is
-restored with the sizes of its trace, so that such a capture serves one kind of call. One whose plan moves nothing runs
-with the sizes of each call, as long as its step fits the budget unchanged.
+When an input has a second size Dynamo traces one graph for all sizes. A byte budget needs numbers: the graph is lowered
+and planned for those of one call, or for the largest of their bucket. A plan that moves nothing serves all sizes whose
+step fits the budget unchanged, one that moves tensors those of its bucket; both run with the sizes of each call. For
+other buckets the trace is lowered and planned again. Where a region cannot be traced so, each kind of call has a trace.
 """
 
 from __future__ import annotations
@@ -17,14 +18,8 @@ from torch import fx
 
 from lmswap.capture.interrupts import raise_interrupt
 from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, SkipFrame
-from lmswap.torch_compat.symbolic_sizes import (
-    RegionSizes,
-    Sizes,
-    SymbolicRegion,
-    is_symbolic,
-    replace_by_number,
-    traced_number,
-)
+from lmswap.torch_compat.sized_graphs import replace_by_number
+from lmswap.torch_compat.symbolic_sizes import RegionSizes, Sizes, SymbolicRegion, is_symbolic, traced_number
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.torch_compat.tracing import FakeTensor, FakeTensorMode, ShapeEnv, TracingContext, tracing
 
@@ -34,15 +29,25 @@ _MAX_SERVED = 1024  # kinds of calls that are known to be served: numbers may be
 
 
 class SizesOutgrown(Exception):
-    """A capture does not serve the sizes of a call: ``is_fixed`` if it serves no others than those of its trace."""
-
-    def __init__(self, *, is_fixed: bool) -> None:
-        self.is_fixed = is_fixed
-        super().__init__()
+    """The plan of a capture does not serve the sizes of a call."""
 
 
 class NotSymbolic(Exception):
     """A region cannot be captured with symbolic sizes."""
+
+
+class Captured(Protocol):
+    """What runs in place of a region."""
+
+    def __call__(self, *arguments: Any, sizes: Sizes | None = None) -> Any:
+        """Return the region's results for ``arguments`` of ``sizes``.
+
+        Raises:
+            SizesOutgrown: its plan does not serve ``sizes``; nothing has run.
+        """
+
+    def for_sizes(self, sizes: Sizes, entry: Eviction) -> Captured:
+        """Return the same with a plan that serves ``sizes``; ``entry`` evicts it."""
 
 
 class Capture(Protocol):
@@ -55,8 +60,8 @@ class Capture(Protocol):
         given: Sequence[Any],
         symbolic: SymbolicRegion | None,
         entry: Eviction,
-    ) -> Callable[..., Any]:
-        """Return what runs in place of ``module``; with `Sizes` as ``sizes`` it may raise `SizesOutgrown`.
+    ) -> Captured:
+        """Return what runs in place of ``module``.
 
         Raises:
             NotSymbolic: it failed, with symbolic sizes.
@@ -110,14 +115,20 @@ class SizedEntry:
         self.aliases = aliases
         self.function: Callable[..., Any]
         self.symbolic: SymbolicRegion | None = None
-        self.is_fixed = False  # its plan has moved tensors
         self.places: Sequence[int] | None = None  # of the arguments that ``function`` takes; None: of all
 
     def serves(self, aliases: Aliases, sizes: Sizes | None) -> bool:
         """Return whether its trace holds for calls of other ``sizes``."""
-        if self.symbolic is None or self.is_fixed or sizes is None or self.aliases != aliases:
+        if self.symbolic is None or sizes is None or self.aliases != aliases:
             return False
         return self.symbolic.serves(sizes)
+
+    def for_sizes(self, sizes: Sizes, evicting: Callable[[SizedEntry], Eviction]) -> SizedEntry:
+        """Return another one by the same trace, with a plan that serves ``sizes``."""
+        captured: Captured = self.function  # type: ignore[assignment]
+        other = SizedEntry(self.aliases)
+        other.symbolic, other.function = self.symbolic, captured.for_sizes(sizes, evicting(other))
+        return other
 
     def run(self, arguments: Sequence[Any], sizes: Sizes | None) -> Any:
         """Return the region's results.
@@ -155,7 +166,6 @@ class _DynamicRegion:
         self._captured_for: dict[Hashable, SizedEntry] = {}  # by kind of call
         self._served: dict[Hashable, SizedEntry] = {}  # likewise, of other sizes
         self._entries: list[SizedEntry] = []
-        self._too_large: list[Sizes] = []  # with which a step does not fit without swaps
 
     def prepare(self, arguments: Sequence[Any]) -> None:
         aliases = _aliases(arguments)
@@ -166,22 +176,22 @@ class _DynamicRegion:
         aliases = _aliases(arguments)
         sizes = self._sizes_of(arguments, aliases)
         kind = _kind(arguments, aliases, sizes)
-        while True:
-            entry = self._captured_for.get(kind) or self._served.get(kind) or self._serving(aliases, sizes)
-            if entry is None:
-                entry = self._captured_for[kind] = self._capture_or_region(arguments, aliases, sizes)
-            elif kind not in self._captured_for:
-                if len(self._served) >= _MAX_SERVED:
-                    self._served.clear()
-                self._served[kind] = entry
+        for known in (self._captured_for, self._served):
+            if (entry := known.get(kind)) is not None:
+                try:
+                    return entry.run(arguments, sizes)
+                except SizesOutgrown:
+                    known.pop(kind, None)
+        for entry in self._serving(aliases, sizes):
+            if len(self._served) >= _MAX_SERVED:
+                self._served.clear()
+            self._served[kind] = entry
             try:
                 return entry.run(arguments, sizes)
-            except SizesOutgrown as outgrown:
-                entry.is_fixed |= outgrown.is_fixed
-                too_large = entry.symbolic.sizes if outgrown.is_fixed and entry.symbolic is not None else sizes
-            assert too_large is not None
-            self._too_large.append(too_large)
-            self._served.clear()
+            except SizesOutgrown:
+                self._served.pop(kind, None)
+        entry = self._captured_for[kind] = self._capture_or_region(arguments, aliases, sizes)
+        return entry.run(arguments, sizes)
 
     def _sizes_of(self, arguments: Sequence[Any], aliases: Aliases) -> Sizes | None:
         """Return the sizes of a call; None if a capture cannot serve others, as where tensors of them share memory."""
@@ -192,17 +202,9 @@ class _DynamicRegion:
             return None
         return self._sizes.of(arguments)
 
-    def _serving(self, aliases: Aliases, sizes: Sizes | None) -> SizedEntry | None:
-        """Return the newest capture of other sizes that may serve a call."""
-        if self._is_too_large(sizes):
-            return None
-        return next((entry for entry in reversed(self._entries) if entry.serves(aliases, sizes)), None)
-
-    def _is_too_large(self, sizes: Sizes | None) -> bool:
-        """Whether a step of ``sizes`` is known to need swaps: to trace it for them alone takes a third of the time."""
-        if sizes is None:
-            return True
-        return any(all(sizes[symbol] >= number for symbol, number in known.items()) for known in self._too_large)
+    def _serving(self, aliases: Aliases, sizes: Sizes | None) -> list[SizedEntry]:
+        """Return the captures of other sizes whose trace holds for a call, the newest first."""
+        return [entry for entry in reversed(self._entries) if entry.serves(aliases, sizes)]
 
     def forget(self, entry: SizedEntry) -> None:
         self._entries = [other for other in self._entries if other is not entry]
@@ -212,11 +214,16 @@ class _DynamicRegion:
     def _capture_for(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
         if self._max_captures is not None and len(self._entries) >= self._max_captures:
             raise FailOnRecompileLimitHit(f"captured for {self._max_captures} sizes")
-        if not self._is_too_large(sizes):
-            try:
-                return self._captured(arguments, aliases, sizes)
-            except NotSymbolic:
-                self._keeps_symbols = False
+        if sizes is None:
+            return self._captured(arguments, aliases, None)
+        for traced in self._serving(aliases, sizes):
+            entry = traced.for_sizes(sizes, lambda entry: Eviction(self, entry))
+            self._entries.append(entry)  # now: others may have been evicted
+            return entry
+        try:
+            return self._captured(arguments, aliases, sizes)
+        except NotSymbolic:
+            self._keeps_symbols = False
         return self._captured(arguments, aliases, None)
 
     def _capture_or_region(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:

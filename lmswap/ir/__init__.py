@@ -38,6 +38,7 @@ rank           one of several processes that train a model together
 node           the ranks of one machine (local ranks)
 network        how ranks reach each other; an all-reduce sums a tensor over all of them
 bucket         gradients that are all-reduced together
+size bucket    sizes that share a plan: four from one power of two to the next
 unplanned peak the most bytes that a step holds when every buffer is kept
 roofline       an op's seconds by its flops or its bytes, whichever takes longer
 graph break    where `torch.compile` cannot trace on; the model is then several graphs

@@ -35,9 +35,10 @@ from lmswap.errors import PlanInvalid
 from lmswap.ir.plan import Plan, Swap, SwapAction
 from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import Schedule
-from lmswap.rewrite.views import alias_of, geometry, users_from, view_of
+from lmswap.rewrite.views import alias_of, geometry, sized_geometry, users_from, view_of
 from lmswap.runtime import ops
-from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_whole
+from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_whole, pass_sizes
+from lmswap.torch_compat.sized_graphs import SizeNodes
 
 
 @dataclass(frozen=True, order=True)
@@ -63,6 +64,7 @@ def insert_swaps(
     Raises:
         PlanInvalid: the graphs do not match the plan: a value is not saved, or is read while it is swapped out.
     """
+    pass_sizes(graphs)
     names = tuple(first_buffer + buffer for buffer in runs.buffers)
     editors = [_SwapInserter(graph, plan, engine, names) for graph in graphs]
     program, segments = runs.program, runs.program.segments
@@ -111,6 +113,7 @@ class _SwapInserter:
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
+        self._sizes = SizeNodes(graph.fx_graph)
         self.saved_as_token: dict[int, bool] = {}  # buffers among the saved outputs: whether also as a tensor
         self._received: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
@@ -153,7 +156,7 @@ class _SwapInserter:
         inputs = sorted(node for node in self._values.get(swap.buffer, []) if node.op == "placeholder")
         if not inputs:
             raise PlanInvalid("saved values", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
-        token = self.graph.take(f"token_{swap.buffer}", self._fake_token(), before=inputs[0])
+        token = self.graph.take_new(f"token_{swap.buffer}", self._fake_token(), before=inputs[0])
         _copy_version_check(inputs[0], token)
         self._tokens[swap.buffer] = token
         self._received.append(swap.buffer)
@@ -168,7 +171,7 @@ class _SwapInserter:
     def receive_own_weights(self, buffers: Sequence[int]) -> None:
         """Insert an input for each weight that arrives as a copy: to fetch it again, and for autograd to check it."""
         for buffer in buffers:
-            self._own_weights[buffer] = self.graph.take(f"own_{buffer}", self._own_weight(buffer).meta["val"])
+            self._own_weights[buffer] = self.graph.take_new(f"own_{buffer}", self._own_weight(buffer).meta["val"])
 
     def finish(self) -> None:
         """Save tokens instead of tensors, drop what is no longer read, and check the graph.
@@ -196,10 +199,9 @@ class _SwapInserter:
         if source is None:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
         name = self._names[swap.buffer]
-        traced = source.meta["val"]
-        start = None if is_whole(source) else int(traced.storage_offset())
-        geometry = traced.dtype, list(traced.shape), list(traced.stride())
-        arguments = (source, self.engine, name, swap.tier, swap.offset, start, *geometry)
+        *layout, offset, _, _ = sized_geometry(source, self._sizes)
+        start = None if is_whole(source) else offset
+        arguments = (source, self.engine, name, swap.tier, swap.offset, start, *layout)
         token = self._call(ops.swap_out_start, arguments, self._fake_token())
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
@@ -233,7 +235,7 @@ class _SwapInserter:
         for node in [node for node in self._values[swap.buffer] if node < anchor]:
             later = users_from(node, anchor)
             if later:
-                view = view_of(ready, node)
+                view = view_of(ready, node, self._sizes)
                 self._values[swap.buffer].append(view)
                 for user in later:
                     user.replace_input_with(node, view)
@@ -268,7 +270,8 @@ class _SwapInserter:
         These come first: tensors whose version counter autograd does not check come last.
         """
         own = [self._own_weight(buffer) for buffer in reversed(backward._own_weights)]  # each was taken before the last
-        passed = zip(self.graph.saved, backward.graph.inputs[len(own) :], strict=False)
+        taken = {*backward._own_weights.values()}
+        passed = zip(self.graph.saved, (node for node in backward.graph.inputs if node not in taken), strict=False)
         self.graph.save([*own, *drop_unread(backward.graph, passed)])
 
     def _own_view(self, buffer: int, node: fx.Node) -> fx.Node:

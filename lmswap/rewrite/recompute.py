@@ -20,8 +20,10 @@ from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.rewrite.views import geometry, users_from, view_of
-from lmswap.runtime.codegen import SegmentGraph, drop_unread, is_projection, is_whole
+from lmswap.runtime.codegen import SegmentGraph, drop_unread, first_op, is_projection, is_whole, pass_sizes
 from lmswap.runtime.rng import recompute_random, state_of
+from lmswap.torch_compat.sized_graphs import SizeNodes, symbolic_value
+from lmswap.torch_compat.symbolic_sizes import is_size
 
 
 def insert_recomputes(
@@ -46,6 +48,7 @@ def insert_recomputes(
     due: dict[int, list[int]] = defaultdict(list)
     for recompute in recomputes:
         due[recompute.position].append(recompute.op)
+    pass_sizes(graphs)
     nodes = [node for graph in graphs for node in graph.ops]
     values = _Values(program, itertools.count(len(program.buffers)))
     editors: list[_RecomputeInserter] = []
@@ -77,6 +80,7 @@ class _RecomputeInserter:
     def __init__(self, graph: SegmentGraph, values: _Values, forward: _RecomputeInserter | None) -> None:
         self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
         self._fx, self._values, self._forward = self.graph.fx_graph, values, forward
+        self._sizes = SizeNodes(self._fx)
         # By buffer of the planned program: the buffer of the schedule with its current bytes.
         self._newest: list[int] = list(forward._newest) if forward else list(range(len(values.program.buffers)))
         self._now: dict[fx.Node, fx.Node] = {}  # value -> the node of this graph with its current version
@@ -146,6 +150,9 @@ class _RecomputeInserter:
         buffer = self._values.buffer_of.get(value)
         if buffer is None and value.graph is self._fx:
             return value  # not a tensor
+        if buffer is None and is_size(size := symbolic_value(value)):
+            found: fx.Node = self._sizes.of(size)
+            return found
         if value not in self._now and buffer not in self._storage:
             self._save_in_forward(value)
         if value not in self._now:
@@ -154,9 +161,9 @@ class _RecomputeInserter:
             if geometry(storage) == geometry(value):  # unchanged: some operators return other dtypes than were traced
                 return storage
             # Directly after the allocation, so that swaps of the buffer find the view among its other values.
-            behind = next(n for n in self._fx.nodes if n.op != "placeholder") if storage.op == "placeholder" else None
+            behind = first_op(self._fx) if storage.op == "placeholder" else None
             with self._fx.inserting_before(behind) if behind else self._fx.inserting_after(storage):
-                self._record(view_of(storage, value), value)
+                self._record(view_of(storage, value, self._sizes), value)
         return self._now[value]
 
     def finish(self) -> None:
@@ -169,8 +176,7 @@ class _RecomputeInserter:
     def _save_in_forward(self, value: fx.Node) -> None:
         if self._forward is None or value not in self._values.buffer_of:
             raise PlanInvalid("saved values", f"'{value.name}' is not available in the {self.graph.phase} graph")
-        node = self.graph.take(value.name, value.meta["val"])
-        node.target = node.name  # another name for the argument would hold its memory to the end
+        node = self.graph.take(value)
         # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.
         value.meta.pop("saved_tensor_with_no_vc_check", None)
         self._saved.insert(0, (value, node))

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from lmswap.runtime import ops
+from lmswap.torch_compat.sized_graphs import SizeNodes, symbolic_value
 
 
 def geometry(value: fx.Node) -> tuple[Any, ...]:
@@ -17,9 +18,20 @@ def geometry(value: fx.Node) -> tuple[Any, ...]:
     return *place, tensor.is_conj(), tensor.is_neg()
 
 
-def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
-    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``."""
-    return _view_of(storage, value, 0)
+def sized_geometry(value: fx.Node, sizes: SizeNodes) -> tuple[Any, ...]:
+    """Return the `geometry` of ``value`` with nodes of ``sizes`` for what is not the same in each run."""
+    dtype, *_, is_conj, is_neg = geometry(value)
+    tensor = symbolic_value(value)
+    place = [*map(sizes.of, tensor.shape)], [*map(sizes.of, tensor.stride())], sizes.of(tensor.storage_offset())
+    return dtype, *place, is_conj, is_neg
+
+
+def view_of(storage: fx.Node, value: fx.Node, sizes: SizeNodes) -> fx.Node:
+    """Insert, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``.
+
+    ``sizes`` are those of the graph.
+    """
+    return _view_of(storage, value, sized_geometry(value, sizes))
 
 
 def alias_of(weight: fx.Node, value: fx.Node) -> fx.Node:
@@ -29,14 +41,13 @@ def alias_of(weight: fx.Node, value: fx.Node) -> fx.Node:
         view: fx.Node = weight.graph.call_function(torch.ops.aten.as_strided.default, (weight, size, stride))
         view.meta.update(value.meta)
         return view
-    return _view_of(weight, value, traced.storage_offset() * traced.element_size())
+    # Offsets of views count from where the weight begins.
+    own_offset = offset - traced.storage_offset() * traced.element_size() // dtype.itemsize
+    return _view_of(weight, value, (dtype, size, stride, own_offset, *flags))
 
 
-def _view_of(storage: fx.Node, value: fx.Node, begin: int) -> fx.Node:
-    """``begin`` is where ``storage`` begins in its memory, in bytes: offsets of views count from there."""
-    dtype, size, stride, offset, *flags = geometry(value)
-    arguments = (storage, dtype, size, stride, offset - begin // dtype.itemsize, *flags)
-    view: fx.Node = storage.graph.call_function(ops.view_bytes, arguments)
+def _view_of(storage: fx.Node, value: fx.Node, place: tuple[Any, ...]) -> fx.Node:
+    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *place))
     view.meta.update(value.meta)
     return view
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from lmswap.runtime.ops import COPIES
 from lmswap.runtime.rng import STATE, state_of
 from lmswap.torch_compat.graphs import BoxedCodeGen, LazyGraphModule
 from lmswap.torch_compat.operators import OpOverload, direct_call
-from lmswap.torch_compat.symbolic_sizes import inline_sizes, is_size, is_symbolic, traced_number
+from lmswap.torch_compat.sized_graphs import covers_storage, fixed_number, inline_sizes, symbols_of, value_meta
+from lmswap.torch_compat.symbolic_sizes import is_size, is_symbolic
 
 BoxedFunction = Callable[[list[Any]], Any]
 _MAX_VIEWS = 8  # between an output and the node of its graph
@@ -81,7 +83,13 @@ class SegmentGraph:
         else:
             self.save(value for value in self.saved if not is_size(_traced(value)))
 
-    def take(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
+    def take(self, value: fx.Node, *, before: fx.Node | None = None) -> fx.Node:
+        """Insert an input for ``value``, a node of another graph, and return its node; see `take_new`."""
+        node = self.take_new(value.name, value.meta["val"], before=before)
+        node.meta.update(value_meta(value))
+        return node
+
+    def take_new(self, name: str, value: Any, *, before: fx.Node | None = None) -> fx.Node:
         """Insert an input, and return its node.
 
         Args:
@@ -92,6 +100,7 @@ class SegmentGraph:
         following = before or next(filter(_is_no_number, self.fx_graph.nodes))
         with self.fx_graph.inserting_before(following):
             node = self.fx_graph.placeholder(name)
+        node.target = node.name  # another name for the argument would hold its memory to the end
         node.meta["val"] = value
         return node
 
@@ -105,6 +114,22 @@ class SegmentGraph:
         values = (node.meta.get("val") for node in self.fx_graph.nodes)
         with next(value.fake_mode for value in values if hasattr(value, "fake_mode")):
             return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def pass_sizes(graphs: Sequence[SegmentGraph]) -> None:
+    """Save all symbolic sizes that the forward takes for the backward, if there is one."""
+    for forward, backward in pairwise(graphs):
+        known = symbols_of(backward.fx_graph)
+        for symbol, size in symbols_of(forward.fx_graph).items():
+            if symbol not in known:
+                backward.take(size, before=backward.inputs[0])
+                forward.save([size, *forward.saved])
+
+
+def first_op(graph: fx.Graph) -> fx.Node:
+    """Return the first node of ``graph`` that is neither an input nor a size."""
+    first: fx.Node = next(node for node in graph.nodes if node.op != "placeholder" and not is_size(_traced(node)))
+    return first
 
 
 def _is_no_number(value: Any) -> bool:
@@ -187,17 +212,18 @@ def value_of(node: fx.Node) -> Any:
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
-    return traced_number(value)
+    return fixed_number(node) if is_symbolic(value) else value
 
 
 def is_whole(value: fx.Node) -> bool:
-    """Return whether ``value``, as traced, covers each byte of its storage exactly once."""
+    """Return whether ``value``, as traced, covers each byte of its storage exactly once, whatever its size."""
     tensor = value.meta["val"]
     count = 1  # of contiguous elements
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride == count:
             count *= size
-    return bool(count == tensor.numel() and count * tensor.element_size() == tensor.untyped_storage().nbytes())
+    is_dense = count == tensor.numel() and count * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return bool(is_dense and covers_storage(value))
 
 
 def gather_projections(graph: fx.Graph) -> None:

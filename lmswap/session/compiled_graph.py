@@ -23,6 +23,7 @@ from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.output_names import input_names, results
+from lmswap.capture.size_buckets import bucket_edge
 from lmswap.capture.specialize import Eviction, SizesOutgrown
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
 from lmswap.errors import PlanInfeasible
@@ -31,6 +32,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Op, Program
 from lmswap.ir.schedule import schedule
+from lmswap.planner import simulate
 from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
@@ -55,6 +57,7 @@ from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.weights import Placeable
 from lmswap.torch_compat.dynamo_cache import CacheEntry
+from lmswap.torch_compat.sized_graphs import is_sized
 from lmswap.torch_compat.symbolic_sizes import BufferGrowth, Sizes, SymbolicRegion
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
@@ -64,6 +67,9 @@ if TYPE_CHECKING:
 
 
 _MAX_FITTING = 1024  # sizes that are known to fit: numbers may be new in each step
+_MAX_LESS = 4  # by which the largest sizes of a bucket that can be planned are searched below its edge
+# A plan serves sizes of other buckets, too, if without swaps they take nearly the memory that it is made for.
+_NEAR = 1.1
 
 
 class CapturedGraph:
@@ -75,7 +81,9 @@ class CapturedGraph:
         self.entry: CacheEntry | Eviction = CacheEntry()
         self._symbolic = symbolic
         self._growth: BufferGrowth | None = None  # of its program's buffers, with sizes
-        self._planned_for = self._ran_for = symbolic.sizes if symbolic is not None else {}
+        self._sizes: Sizes = symbolic.sizes if symbolic is not None else {}  # of its program
+        self._planned_for = self._ran_for = self._sizes  # that its plan has room for, and of its last run
+        self._keeps_sizes = True  # its code runs with those of each call
         self._fitting: set[frozenset[Any]] = set()  # other sizes that its plan has room for
         self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
         self.input_names = input_names(module.graph)
@@ -106,6 +114,34 @@ class CapturedGraph:
         clone.index, clone.again, clone.handover, clone._fitting = index, [], OutputLiveness(), set()
         return clone
 
+    def for_sizes(self, sizes: Sizes, index: int, entry: Eviction) -> CapturedGraph:
+        """Return the same region, to be planned for ``sizes`` and compiled by `capture_again`."""
+        other = self.clone_for_run(index)
+        other._sizes = other._planned_for = other._ran_for = sizes
+        other.entry, other.follows, other._placeable = entry, (index,), None
+        return other
+
+    @property
+    def trace(self) -> object:
+        """What graphs of one trace have in common."""
+        return self._symbolic or self
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether its trace serves sizes that vary."""
+        return self._symbolic is not None
+
+    def bucket_of(self, sizes: Sizes) -> Sizes | None:
+        """Return the largest sizes of the bucket of ``sizes``; None if these are its largest that can be planned."""
+        assert self._symbolic is not None
+        for less in range(_MAX_LESS):  # sizes may have to be odd, or the sum of others
+            edges = {symbol: max(size, bucket_edge(size) - less) for symbol, size in sizes.items()}
+            if edges == sizes:
+                break
+            if self._symbolic.serves(edges):
+                return edges
+        return None
+
     def graph_for_this_run(self) -> CapturedGraph:
         """Return the graph for the next run of this region in the current step: this one, or one of its clones."""
         if not self.again:
@@ -128,70 +164,97 @@ class CapturedGraph:
         compile_region = _region_compiler(self.session.options.compiler)
         self._take(compile_region(module, inputs, _PlannedGraph(self), given))
 
+    def capture_again(self) -> None:
+        """Plan and compile the region, as it was traced, for its sizes; see `for_sizes`."""
+        self._take(self._compiled.compile_for(self._sizes, _PlannedGraph(self)))
+
     def fit(self, sizes: Sizes | None) -> None:
         """Let its plan serve a call of ``sizes``; None are those of the trace.
 
         Raises:
-            SizesOutgrown: the plan moves tensors, or has no room for them.
+            SizesOutgrown: the plan is that of another bucket of sizes, or has no room for them.
         """
-        if sizes is None or self._symbolic is None:
-            return
-        if sizes != self._symbolic.sizes:
+        if sizes is not None and sizes != self._planned_for and self._symbolic is not None:
             self._fit_others(sizes)
-        self._ran_for = sizes
+
+    def begin_run(self, sizes: Sizes | None) -> None:
+        """Note that a call of ``sizes`` runs in the current step."""
+        self.last_step = self.session.recorder.num_steps
+        if sizes is not None and self._symbolic is not None:
+            self._ran_for = sizes
 
     def _fit_others(self, sizes: Sizes) -> None:
-        session, step, key = self.session, self.session.plans[self.follows], frozenset(sizes.items())
-        if step.moves or not session.may_share_plans:
-            raise SizesOutgrown(is_fixed=True)
-        assert self._growth is not None
-        if key in self._fitting:
+        if (key := frozenset(sizes.items())) in self._fitting:
             return
+        if not self._keeps_sizes or not self.session.may_share_plans:
+            raise SizesOutgrown
+        assert self._growth is not None
+        step = self.session.plans[self.follows]
+        if step.moves and not self._can_move(sizes, step):
+            raise SizesOutgrown
         if not self._growth.is_within(sizes, self._planned_for):
             self._plan_for(sizes, step)
         if len(self._fitting) >= _MAX_FITTING:
             self._fitting.clear()
         self._fitting.add(key)
 
+    def _can_move(self, sizes: Sizes, step: PlannedStep) -> bool:
+        """Whether the plan of ``step`` is one for ``sizes``, and its tier has room for them."""
+        assert self._growth is not None
+        first = step.merged.buffer_offsets[step.graphs.index(self.index)]
+        runs = schedule(step.merged.program, step.plan.recomputes)
+        swapped = {runs.buffers[swap.buffer] - first for swap in step.plan.swaps}
+        return self._is_near(sizes) and self._growth.is_within(sizes, self._planned_for, swapped)
+
+    def _is_near(self, sizes: Sizes) -> bool:
+        """Whether a plan that moves tensors is not made for much larger ``sizes``: it would move more than needed."""
+        planned = self._planned_for
+        if all(bucket_edge(size) == bucket_edge(planned[symbol]) for symbol, size in sizes.items()):
+            return True
+        return self._unmoved_bytes(planned) <= _NEAR * self._unmoved_bytes(sizes)
+
+    def _unmoved_bytes(self, sizes: Sizes) -> int:
+        """Return the peak of its own tensors if its plan moved none."""
+        return StepMemory(self._program_for(self.program, 0, sizes), self.costs).peak.nbytes
+
     def _plan_for(self, sizes: Sizes, step: PlannedStep) -> None:
         """Let ``step`` be planned for ``sizes``, too; it fits, or they do not."""
         needed = self._step_for(step, sizes)
         if needed.excess_bytes > 0:
-            raise SizesOutgrown(is_fixed=False)
-        if needed.tensor_peak_bytes > step.tensor_peak_bytes:
+            raise SizesOutgrown
+        if not step.moves and needed.tensor_peak_bytes > step.tensor_peak_bytes:
             self.session.plans.store(needed)
             self._planned_for = sizes
 
     def plan_as_traced(self) -> None:
-        """Note that a plan is made for the sizes of its trace."""
-        if self._symbolic is not None:
-            self._planned_for = self._symbolic.sizes
-            self._fitting.clear()
-
-    @property
-    def ran_for_other_sizes(self) -> bool:
-        """Whether its last run was with other sizes than those that its plan was made for."""
-        return self._ran_for != self._planned_for
+        """Note that a plan is made for the sizes of its program."""
+        self._planned_for = self._sizes
+        self._fitting.clear()
 
     def as_it_ran(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, the plan that it follows, for the sizes of its last run."""
-        return self._step_for(step, self._ran_for) if self._ran_for and self.ran_for_other_sizes else step
+        return step if self._ran_for == self._planned_for else self._step_for(step, self._ran_for)
 
     def _step_for(self, step: PlannedStep, sizes: Sizes) -> PlannedStep:
-        """Return ``step``, which moves nothing, for other ``sizes`` of this graph.
+        """Return ``step`` for other ``sizes`` of this graph.
 
         Time and scratch of an op are assumed to grow as its buffers do.
         """
         program, first = step.merged.program, step.merged.buffer_offsets[step.graphs.index(self.index)]
+        sized = self._program_for(program, first, sizes)
+        costs = _scaled(step.costs, program, sized)
+        predicted = simulate(sized, costs, step.machine, step.plan)
+        plan = replace(step.plan, predicted_peak_bytes=predicted.peak_bytes, predicted_seconds=predicted.seconds)
+        return replace(step, merged=replace(step.merged, program=sized), costs=costs, plan=plan)
+
+    def _program_for(self, program: Program, first: int, sizes: Sizes) -> Program:
+        """Return ``program``, in which buffers of this graph begin at ``first``, for other ``sizes`` of this graph."""
         buffers = list(program.buffers)
-        assert self._growth is not None and self._symbolic is not None
-        for own, factor in self._growth.factors(sizes, self._symbolic.sizes):
+        assert self._growth is not None
+        for own, factor in self._growth.factors(sizes, self._sizes):
             nbytes = math.ceil(factor * self.program.buffers[own].nbytes)
             buffers[first + own] = replace(buffers[first + own], nbytes=nbytes)
-        sized = replace(program, buffers=tuple(buffers))
-        costs = _scaled(step.costs, program, sized)
-        plan = replace(step.plan, predicted_peak_bytes=StepMemory(sized, costs).peak.nbytes)
-        return replace(step, merged=replace(step.merged, program=sized), costs=costs, plan=plan)
+        return replace(program, buffers=tuple(buffers))
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compile the region, as it was traced, for its part of the plan of the step of ``graphs``."""
@@ -211,8 +274,21 @@ class CapturedGraph:
         self.program = lowered.program
         self._growth = BufferGrowth(lowered.symbolic_bytes)
 
+    def keep_sizes(self, lowered: Lowered, plan: Plan) -> None:
+        """Let the graphs run with the sizes of each call, if ``plan`` can move tensors whose sizes are not known."""
+        moved = {swap.buffer for swap in plan.swaps}.union(
+            *((*lowered.program.ops[each.op].reads, *lowered.program.ops[each.op].writes) for each in plan.recomputes)
+        )
+        nodes = ((node, buffer) for graph in lowered.graphs for node, buffer in graph.buffer_of.items())
+        self._keeps_sizes = all(is_sized(node, self._sizes) for node, buffer in nodes if buffer in moved)
+        if moved and not (self._keeps_sizes and self.session.may_share_plans):
+            self.plan_as_traced()
+            for graph in lowered.graphs:
+                graph.inline_sizes()
+
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
+        self._fitting.clear()
         self.function = self._plain.wrap(compiled) if self._plain else compiled
 
     def _plain_torch(self, module: fx.GraphModule) -> EagerReference | None:
@@ -410,9 +486,7 @@ class _PlannedGraph(aot.GraphHandler):
         step = session.plans[self._follows]
         which = step.graphs.index(self._graph.index)
         plan = graph_plan(step.merged, step.plan, which, lowered.program)
-        if plan.swaps or plan.recomputes:
-            for graph in lowered.graphs:
-                graph.inline_sizes()
+        self._graph.keep_sizes(lowered, plan)
         reference = self._reference(lowered, plan)
         runs, graphs = insert_recomputes(lowered.program, lowered.graphs, plan.recomputes)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=step.merged.buffer_offsets[which])

@@ -15,6 +15,7 @@ from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import BudgetExceeded, LmswapError, PlanInfeasible, TierError
 from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.schedule import schedule
 from lmswap.planner.cache import CachedPlan
 from lmswap.planner.calibrate import Calibration, calibrate
 from lmswap.reporting.replan_reasons import CompressedExcess, HeldGrowth, InUseGrowth, Trigger, UnusedMargin
@@ -44,6 +45,7 @@ class StepRun(NamedTuple):
 
     graphs: tuple[int, ...]
     ended: EndedStep
+    ran: PlannedStep  # by its plan, for the sizes of the run
     is_steady: bool  # shows seconds: it ran in the planned order, and nothing was verified in it
     record: StepRecord | None  # if seconds are to be read from it
     shows_host: bool  # the host did no one-time work in it
@@ -68,7 +70,7 @@ class Replanner:
 
     def observe(self, completed: CompletedStep) -> None:
         """Keep what a step that just ended has shown until one begins with the same graph."""
-        ended, graphs, is_as_planned = completed
+        ended, graphs, is_as_planned, ran = completed
         step = self._plans[graphs]
         # Verification takes time of its own, so its steps are no measurements.
         is_steady = is_as_planned and not self._options.verify
@@ -87,7 +89,7 @@ class Replanner:
         following = step.history.after_run(is_steady=is_steady).phase
         reads = shows_host or phase is not following is not Phase.FINAL
         record = self._engine.recorder.last() if reads else None
-        self._runs[graphs[0]] = StepRun(graphs, ended, is_steady, record, shows_host)
+        self._runs[graphs[0]] = StepRun(graphs, ended, ran, is_steady, record, shows_host)
 
     def pop_run(self, first: int) -> StepRun | None:
         """Return, once, the last run of a step that began with graph ``first``."""
@@ -186,28 +188,27 @@ class Replanner:
             seen = replace(seen, host_seconds=record.host_seconds())
         match history.phase:
             case Phase.RECORDED if has_advanced:
-                return self._start_recording(seen, record, released())
+                return self._start_recording(step, seen, run, released())
             case Phase.CALIBRATED if has_advanced:
-                return self._calibrated(step, seen, record)
+                return self._calibrated(step, seen, run)
             case Phase.FINAL if has_advanced:
                 return self._settled(step, seen)
             case Phase.FINAL if peak_bytes > usual_peak_bytes(step):
                 return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
-            # Runs with other sizes never make the plan final.
-            case _ if not run.is_steady and not self._options.verify and peak_bytes > step.allowance.budget_bytes:
-                return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
         return seen
 
     def _start_recording(
-        self, seen: StepObservation, record: StepRecord | None, released: frozenset[int]
+        self, step: PlannedStep, seen: StepObservation, run: StepRun, released: frozenset[int]
     ) -> StepObservation:
         """Return ``seen`` with the seconds of a warm run, on the way to `Phase.RECORDED`; time ops of the next run."""
         self._engine.recorder.time_ops()
         self._budget.start_reserve_probe()
-        seconds = () if record is None else tuple(map(sum, record.op_seconds()))
+        seconds = () if run.record is None else tuple(map(sum, run.record.op_seconds()))
+        if run.ran is not step:
+            seconds = _scaled(seconds, run.ran, step)
         return replace(seen, history=replace(seen.history, segment_seconds=seconds, released=released))
 
-    def _calibrated(self, step: PlannedStep, seen: StepObservation, record: StepRecord | None) -> StepObservation:
+    def _calibrated(self, step: PlannedStep, seen: StepObservation, run: StepRun) -> StepObservation:
         """Return ``seen`` with growth, and what the run that timed ops has shown, on the way to `Phase.CALIBRATED`."""
         self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
         self._retention.confirm()
@@ -215,7 +216,7 @@ class Replanner:
         seen = replace(seen, history=replace(seen.history, min_counted_bytes=from_bytes))
         seen = self._with_growth(seen, step.small_bytes(from_bytes))
         unused_bytes = self._budget.end_reserve_probe(step.allowance)
-        if (calibration := self._calibrate(step, record)) is None:
+        if (calibration := self._calibrate(step, run)) is None:
             return seen
         results_bytes = self._unused_results_bytes(step)
         seen = replace(seen, unused_reserve_bytes=unused_bytes, unused_results_bytes=results_bytes)
@@ -233,23 +234,29 @@ class Replanner:
         fragmented_bytes, trained = self._budget.fragmented_bytes(peak_bytes), self._budget.trained_memory()
         return replace(seen, in_use_bytes=in_use_bytes, fragmented_bytes=fragmented_bytes, trained=trained)
 
-    def _calibrate(self, step: PlannedStep, record: StepRecord | None) -> Calibration | None:
+    def _calibrate(self, step: PlannedStep, run: StepRun) -> Calibration | None:
         """Calibrate costs and machine of ``step`` by the run that timed its ops; None if it shows nothing."""
+        record, ran = run.record, run.ran
         if record is None or self._options.plan is not None:
             return None
-        program = step.merged.program
-        return calibrate(
+        program, segment_seconds = ran.merged.program, step.history.segment_seconds
+        calibration = calibrate(
             program,
-            step.costs,
-            step.machine,
-            step.plan,
+            ran.costs,
+            ran.machine,
+            ran.plan,
             tier=self._options.tier,
-            predicted=step.predicted,
+            predicted=ran.predicted,
             measured=record.timeline(program.buffer_names, other_bytes=0),
             op_seconds=record.op_seconds(),
             host_seconds=record.host_seconds(),  # in the step before, the arena computed offsets
-            segment_seconds=step.history.segment_seconds,
+            segment_seconds=segment_seconds if ran is step else _scaled(segment_seconds, step, ran),
         )
+        if calibration is None or ran is step:
+            return calibration
+        pairs = zip(calibration.costs.seconds, ran.costs.seconds, step.costs.seconds, strict=True)
+        seconds = tuple(found / expected * planned if expected else planned for found, expected, planned in pairs)
+        return replace(calibration, costs=replace(step.costs, seconds=seconds))
 
     def _unused_results_bytes(self, step: PlannedStep) -> int:
         """Return what ``step`` reserves for results that its caller, as is known now, does not hold."""
@@ -388,6 +395,19 @@ class Replanner:
         """Keep the plan of ``step``, as ``error`` says that there is no other; add a note."""
         self._notes.append(f"the plan stays as it was {self._after_step()}: {why}; {error}")
         self._plans.keep_overdrawn(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
+
+
+def _scaled(segment_seconds: Sequence[float], ran: PlannedStep, other: PlannedStep) -> tuple[float, ...]:
+    """Return the seconds of segments of ``ran`` for the sizes of ``other``, the same step by the same plan."""
+    runs = schedule(ran.merged.program, ran.plan.recomputes)
+    own, others = (runs.costs(step.costs).seconds for step in (ran, other))
+    spans = [slice(segment.start, segment.stop) for segment in runs.program.segments]
+    if len(spans) != len(segment_seconds):
+        return ()
+    return tuple(
+        seconds * sum(others[span]) / sum(own[span]) if sum(own[span]) else seconds
+        for seconds, span in zip(segment_seconds, spans, strict=True)
+    )
 
 
 def _reason(found: Sequence[Trigger]) -> str:

@@ -12,7 +12,7 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar
@@ -29,7 +29,14 @@ from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.recompiles import MAX_GRAPHS
-from lmswap.capture.specialize import Eviction, NotSymbolic, has_dynamic_sizes, specialize
+from lmswap.capture.specialize import (
+    Captured,
+    Eviction,
+    NotSymbolic,
+    SizesOutgrown,
+    has_dynamic_sizes,
+    specialize,
+)
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, NotManaged, OptionError, PlanInfeasible, TierError
@@ -71,7 +78,7 @@ from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.optimizer_state import ChunkedUpdates
 from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
-from lmswap.session.planned_step import PlannedStep
+from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
@@ -189,8 +196,8 @@ class Session:
             given: Sequence[Any],
             symbolic: SymbolicRegion | None,
             entry: Eviction,
-        ) -> Callable[..., Any]:  # a method would hold the session
-            made: Callable[..., Any] = session._capture(module, inputs, given, symbolic, entry)
+        ) -> Captured:  # a method would hold the session
+            made: Captured = session._capture(module, inputs, given, symbolic, entry)
             return made
 
         return specialize(
@@ -203,12 +210,11 @@ class Session:
 
     @property
     def may_share_plans(self) -> bool:
-        """Whether a plan that moves nothing may serve calls of other sizes than those of its trace.
+        """Whether plans may serve calls of other sizes than those that they were made for.
 
-        Offsets in an arena and host copies of weights are those of one size.
+        Offsets in an arena are those of one size; and torch selects a GPU's attention kernels by size as it traces.
         """
-        is_plain = self.options.compiler == "fx" and self.verified is None
-        return is_plain and self.engine.arena is None and not self.weights.is_managed
+        return self.options.compiler == "fx" and self.verified is None and self.engine.arena is None
 
     def _capture(
         self,
@@ -217,7 +223,7 @@ class Session:
         given: Sequence[Any],
         symbolic: SymbolicRegion | None = None,
         entry: Eviction | None = None,
-    ) -> Callable[..., Any]:
+    ) -> Captured:
         """Compile one graph, see `Capture`; ``entry``: None if it is one of Dynamo's."""
         self.traces.begin()
         graph = CapturedGraph(self, len(self.graphs), module, symbolic)
@@ -252,23 +258,34 @@ class Session:
         self.num_captured += 1
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
-        own = self.recorder.own
-        begin = own.begin_graph if self.has_hooks else own.begin_call  # a `ModelCall` runs the graphs, or torch.compile
-        session: Any = weakref.proxy(self)  # Dynamo may hold `run` for longer, see `CapturedGraph.release`
+        return _GraphCall(self, graph)
 
-        def run(*arguments: Any, sizes: Sizes | None = None) -> Any:
-            begin()
-            session.check_caller()
-            with without_hooks():
-                session.prepare(graph)
-                graph.fit(sizes)
-                graph.last_step = session.recorder.num_steps
-                with stage("running"):
-                    outputs = graph.graph_for_this_run().function(*arguments)
-            own.seconds += perf_counter()
-            return outputs
+    def capture_again(self, graph: CapturedGraph, sizes: Sizes, entry: Eviction) -> Captured:
+        """Return the region of ``graph`` with a plan that serves ``sizes``, those of a call.
 
-        return run
+        It is made for the largest sizes of their bucket if these fit.
+        """
+        if (edges := graph.bucket_of(sizes)) is not None:
+            with suppress(PlanInfeasible, SizesOutgrown):
+                return self._captured_again(graph, edges, sizes, entry)
+        return self._captured_again(graph, sizes, sizes, entry)
+
+    def _captured_again(self, graph: CapturedGraph, planned: Sizes, sizes: Sizes, entry: Eviction) -> Captured:
+        self.traces.begin()
+        other = graph.for_sizes(planned, len(self.graphs), entry)
+        self.graphs.append(other)
+        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
+        try:
+            with without_hooks(), reported(f"{self.name}, other sizes", "planning"):
+                other.capture_again()
+            if planned != sizes and self.plans[other.follows].excess_bytes > 0:
+                raise SizesOutgrown
+            other.fit(sizes)
+        except BaseException:
+            self._discard(other)
+            raise
+        _log.info("%s: planned graph %d for %s", self.name, other.index, dict(planned))
+        return _GraphCall(self, other)
 
     @collection_paused()
     def plan_recorded(self, recorded: Recorded) -> SavedSequence:
@@ -372,8 +389,8 @@ class Session:
         ended = self.recorder.ended
         is_usual = ended is not None and self._order.recurs(ended) and self._replanner.shows_nothing(ended)
         if not is_usual and (followed := self._order.note_ended()):
-            if self._ran_for_other_sizes(followed.graphs):
-                followed = followed._replace(is_as_planned=False)
+            if followed.ran.history.phase is not Phase.FINAL:  # else it shows no seconds
+                followed = followed._replace(ran=self._as_it_ran(followed.ran))
             self._replanner.observe(followed)
         if graph is None:
             return
@@ -437,14 +454,14 @@ class Session:
         """
         ran = self.recorder.trained or self.recorder.ended
         step = self.plans.get(ran.follows) if ran is not None else self.plans.newest()
-        for graph in () if step is None else map(self.graphs.__getitem__, step.graphs):
-            if isinstance(graph, CapturedGraph) and step is not None:
+        return self._as_it_ran(step) if step is not None else None
+
+    def _as_it_ran(self, step: PlannedStep) -> PlannedStep:
+        """Return ``step`` for the sizes of its last run."""
+        for graph in map(self.graphs.__getitem__, step.graphs):
+            if isinstance(graph, CapturedGraph):
                 step = graph.as_it_ran(step)
         return step
-
-    def _ran_for_other_sizes(self, graphs: Sequence[int]) -> bool:
-        ran = (self.graphs[index] for index in graphs)
-        return any(isinstance(graph, CapturedGraph) and graph.ran_for_other_sizes for graph in ran)
 
     def pinned(self) -> PinnedPlans:
         """Return the plans that all planned steps follow now, for a file."""
@@ -782,6 +799,36 @@ class Session:
             self.memory.collect()
         else:
             self.memory.compact()
+
+
+class _GraphCall:
+    """Runs one graph; Dynamo may hold it for longer than its session, see `CapturedGraph.release`."""
+
+    def __init__(self, session: Session, graph: CapturedGraph) -> None:
+        self._session: Any = weakref.proxy(session)
+        self._graph, self._own = graph, session.recorder.own
+        # A `ModelCall` runs the graphs, or torch.compile.
+        self._begin = self._own.begin_graph if session.has_hooks else self._own.begin_call
+
+    def __call__(self, *arguments: Any, sizes: Sizes | None = None) -> Any:
+        """See `Captured`."""
+        session, graph = self._session, self._graph
+        self._begin()
+        session.check_caller()
+        graph.fit(sizes)
+        with without_hooks():
+            session.prepare(graph)
+            graph.fit(sizes)  # the step may have another plan now
+            graph.begin_run(sizes)
+            with stage("running"):
+                outputs = graph.graph_for_this_run().function(*arguments)
+        self._own.seconds += perf_counter()
+        return outputs
+
+    def for_sizes(self, sizes: Sizes, entry: Eviction) -> Captured:
+        """See `Captured`."""
+        captured: Captured = self._session.capture_again(self._graph, sizes, entry)
+        return captured
 
 
 def _free(native: _C.Engine, memory: DeviceMemory) -> None:

@@ -53,6 +53,7 @@ class CompletedStep(NamedTuple):
     ended: EndedStep
     graphs: tuple[int, ...]
     is_as_planned: bool
+    ran: PlannedStep  # for the sizes of its run
 
 
 class StepOrder:
@@ -90,7 +91,7 @@ class StepOrder:
         graphs = tuple(dict.fromkeys(ran.forwards or [index for index, _ in ended.sequence]))
         if step is None or step.graphs != graphs:
             return None
-        return CompletedStep(ended, graphs, ran.is_as_planned(step))
+        return CompletedStep(ended, graphs, ran.is_as_planned(step), step)
 
     def chain_to_plan(self, first: int) -> RunOrder | None:
         """Return the order of the last step that began with graph ``first``, if it is to be planned.

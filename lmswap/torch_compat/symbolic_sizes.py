@@ -1,9 +1,9 @@
-"""Symbolic sizes: torch's SymInts, fake tensors that have them, and their values for the sizes of one call."""
+"""Symbolic sizes: torch's SymInts, regions that are traced with them, and their values for the sizes of one call."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -12,12 +12,7 @@ from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lmswap.torch_compat.pytree import tree_map_only
-from lmswap.torch_compat.tensors import make_contiguous_strides_for, storage_id
-
 Sizes = Mapping[sympy.Symbol, int]  # the numbers that symbols stand for in one call
-
-_SYMBOLIC = "lmswap_symbolic"  # in the meta of a node: its value with symbolic sizes
 
 
 def is_symbolic(value: Any) -> bool:
@@ -46,9 +41,7 @@ class RegionSizes:
         # Others are computed from them.
         self._are_known = all(size.free_symbols <= known for _, size in sizes)
         self.varying = {
-            place
-            for place, value in enumerate(values)
-            if isinstance(value, torch.Tensor) and _has_symbolic_sizes(value)
+            place for place, value in enumerate(values) if isinstance(value, torch.Tensor) and has_symbolic_sizes(value)
         }
 
     def of(self, arguments: Sequence[Any]) -> Sizes | None:
@@ -96,7 +89,7 @@ class SymbolicRegion:
             return self._env.create_symfloatnode(value.node.expr, hint=argument)
         if isinstance(value, torch.SymInt):
             return self._size(value)
-        if not _has_symbolic_sizes(value):
+        if not has_symbolic_sizes(value):
             return self.fake_mode.from_tensor(argument, static_shapes=True)
         whole = self._size(value.untyped_storage().nbytes()) // value.element_size()
         where = [self._size(s) for s in value.shape], [self._size(s) for s in value.stride()]
@@ -115,12 +108,13 @@ class SymbolicRegion:
         return self._env.create_symintnode(expression, hint=number_of(expression, self.sizes))
 
 
-def number_of(size: int | torch.SymInt | sympy.Expr, sizes: Sizes) -> int:
+def number_of(size: int | torch.SymInt | torch.SymBool | sympy.Expr, sizes: Sizes) -> int:
     """Return what ``size`` is for ``sizes``."""
     if isinstance(size, int):
         return size
-    expression = size.node.expr if isinstance(size, torch.SymInt) else size
-    return int(expression.xreplace({symbol: sympy.Integer(number) for symbol, number in sizes.items()}))
+    expression: Any = size.node.expr if isinstance(size, (torch.SymInt, torch.SymBool)) else size
+    found = expression.xreplace({symbol: sympy.Integer(number) for symbol, number in sizes.items()})
+    return bool(found) if isinstance(size, torch.SymBool) else int(found)
 
 
 class BufferGrowth:
@@ -131,9 +125,12 @@ class BufferGrowth:
         self._expressions = {buffer: size.node.expr for buffer, size in nbytes.items()}
         self._distinct = set(self._expressions.values())  # few: most buffers of a model have the size of another one
 
-    def is_within(self, sizes: Sizes, others: Sizes) -> bool:
-        """Return whether no buffer needs more for ``sizes`` than for ``others``."""
-        return all(number_of(each, sizes) <= number_of(each, others) for each in self._distinct)
+    def is_within(self, sizes: Sizes, others: Sizes, among: Iterable[int] | None = None) -> bool:
+        """Return whether no buffer, or none ``among`` them, needs more for ``sizes`` than for ``others``."""
+        distinct = self._distinct
+        if among is not None:
+            distinct = {self._expressions[buffer] for buffer in among if buffer in self._expressions}
+        return all(number_of(each, sizes) <= number_of(each, others) for each in distinct)
 
     def factors(self, sizes: Sizes, others: Sizes) -> Iterator[tuple[int, float]]:
         """Yield buffers, and the factors from their bytes for ``others`` to those for ``sizes``."""
@@ -141,113 +138,6 @@ class BufferGrowth:
         return ((buffer, factors[expression]) for buffer, expression in self._expressions.items())
 
 
-class FixedSizes:
-    """Replaces the fake tensors of graphs by ones with the sizes of one call; those of one storage keep sharing it."""
-
-    def __init__(self, sizes: Sizes | None = None) -> None:
-        """``sizes``: None are those where the graphs were traced."""
-        self._sizes = sizes
-        # Of storages, by those with symbolic sizes: these live in the metadata, so that their numbers are unique.
-        self._wholes: dict[int, torch.Tensor] = {}
-
-    def set(self, graph: fx.Graph) -> None:
-        """Replace the fakes in the metadata of ``graph``; numbers among its values stay symbols."""
-        for node in graph.nodes:
-            value = node.meta.setdefault(_SYMBOLIC, node.meta.get("val"))
-            node.meta["val"] = tree_map_only(torch.Tensor, self._fixed, value)
-
-    def _fixed(self, value: torch.Tensor) -> torch.Tensor:
-        if value.is_conj() or value.is_neg() or value.is_sparse:
-            kind = "a conjugate, negated or sparse tensor"
-            raise NotImplementedError(f"{kind} of {value.dtype} has a size that changes from call to call")
-        storage = value.untyped_storage()
-        with value.fake_mode:  # type: ignore[attr-defined]
-            whole = self._wholes.get(storage_id(storage))
-            if whole is None:
-                whole = torch.empty(self._number(storage.nbytes()), dtype=torch.uint8, device=value.device)
-                self._wholes[storage_id(storage)] = whole
-            where = [*map(self._number, value.shape)], [*map(self._number, value.stride())]
-            return whole.view(value.dtype).as_strided(*where, self._number(value.storage_offset()))
-
-    def _number(self, size: int | torch.SymInt) -> int:
-        return int(traced_number(size)) if self._sizes is None else number_of(size, self._sizes)
-
-
-def fix_sizes(graph: fx.Graph) -> None:
-    """Let the fakes of ``graph`` have the sizes with which it was traced, if some are symbolic."""
-    if any(is_size(node.meta.get("val")) for node in graph.nodes):
-        FixedSizes().set(graph)
-
-
-def inline_sizes(graph: fx.Graph) -> None:
-    """Let ops read the numbers with which ``graph`` was traced in place of symbolic ones, except as its results."""
-    (output,) = graph.find_nodes(op="output")
-    for node in reversed(graph.nodes):
-        if not is_size(node.meta.get("val")):
-            continue
-        replace_by_number(node, traced_number(node.meta["val"]), keep=output)
-        if not node.users and node.op != "placeholder":
-            graph.erase_node(node)
-
-
-def replace_by_number(node: fx.Node, number: Any, *, keep: fx.Node | None = None) -> None:
-    """Let all users of ``node`` but ``keep`` read ``number`` instead."""
-    for user in [user for user in node.users if user is not keep]:
-        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda given: number if given is node else given)
-
-
-def symbolic_value(node: fx.Node) -> Any:
-    """Return the value of ``node`` with symbolic sizes, where `FixedSizes` has replaced it, or else as it is."""
-    return node.meta.get(_SYMBOLIC, node.meta.get("val"))
-
-
-class TracedLayouts:
-    """The strides that a graph was traced with for some of its inputs, for the sizes of each run."""
-
-    def __init__(self, graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-        """``nodes`` are the inputs of ``graph`` in question."""
-        self._traced = tuple(node.meta["val"].stride() for node in nodes)
-        self._values = [symbolic_value(node) for node in nodes]
-        numbers = [(place, node.meta.get("val")) for place, node in enumerate(graph.find_nodes(op="placeholder"))]
-        self._numbers = [(place, value.node.expr) for place, value in numbers if isinstance(value, torch.SymInt)]
-        self._is_sized = any(map(_has_symbolic_sizes, self._values))
-        # What `differences` returns for the strides of the trace.
-        self.none_differ: Hashable = self._traced
-        if self._is_sized:
-            self.none_differ = tuple((None,) * len(stride) for stride in self._traced)
-
-    def sizes_of(self, arguments: Sequence[Any]) -> Sizes:
-        """Return the sizes of a run with ``arguments``; none of a graph without symbolic sizes."""
-        if not self._is_sized:
-            return {}
-        return {symbol: arguments[place] for place, symbol in self._numbers if isinstance(symbol, sympy.Symbol)}
-
-    def strides(self, sizes: Sizes, given: Sequence[torch.Tensor]) -> Sequence[Sequence[int]]:
-        """Return the strides of the trace for ``sizes``; contiguous ones where these depend on others."""
-        if not sizes and not self._is_sized:
-            return self._traced
-        return [self._strides(value, sizes, tensor) for value, tensor in zip(self._values, given, strict=True)]
-
-    def _strides(self, value: torch.Tensor, sizes: Sizes, given: torch.Tensor) -> Sequence[int]:
-        known = dict(sizes)
-        size: Any
-        for size, number in zip(value.shape, given.shape, strict=True):
-            if is_symbolic(size) and isinstance(size.node.expr, sympy.Symbol):
-                known[size.node.expr] = number
-        try:
-            return [number_of(stride, known) for stride in value.stride()]
-        except TypeError:  # of an expression with other symbols
-            return make_contiguous_strides_for(given.shape)
-
-    def differences(self, traced: Sequence[Sequence[int]], given: Sequence[torch.Tensor]) -> Hashable:
-        """Return a key for how the strides of ``given`` differ from the ``traced`` ones, whatever the sizes."""
-        if not self._is_sized:
-            return tuple(tensor.stride() for tensor in given)
-        return tuple(
-            tuple(None if own == expected else own for own, expected in zip(tensor.stride(), stride, strict=True))
-            for tensor, stride in zip(given, traced, strict=True)
-        )
-
-
-def _has_symbolic_sizes(value: torch.Tensor) -> bool:
+def has_symbolic_sizes(value: torch.Tensor) -> bool:
+    """Return whether shape, strides or offset of ``value`` are not all numbers."""
     return any(map(is_symbolic, (*value.shape, *value.stride(), value.storage_offset())))

@@ -193,4 +193,4 @@ def _pass_token(forward: SegmentGraph, backward: SegmentGraph, number: int) -> N
         token = forward.fx_graph.call_function(call_token, (number,))
     token.meta["val"] = forward.fake((1,), torch.int64, torch.device("cpu"))
     forward.save([token, *forward.saved])
-    backward.take("call_token", token.meta["val"])
+    backward.take_new("call_token", token.meta["val"])

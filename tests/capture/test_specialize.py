@@ -89,7 +89,7 @@ def test_each_size_gets_a_plan_and_the_bits_of_plain_torch(kind, batches):
     lmswap.disable(compiled)
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("auto", [2, 2, 2]), ("swap_all", [4, 5, 5])])
+@pytest.mark.parametrize(("policy", "expected"), [("auto", [2, 2, 2]), ("swap_all", [4, 4, 4])])
 def test_a_size_that_is_seen_again_is_not_captured_again(policy, expected):
     torch.compiler.reset()
     options = {"budget": "4GiB", "policy": policy, "min_swap_bytes": 1024}
@@ -101,7 +101,7 @@ def test_a_size_that_is_seen_again_is_not_captured_again(policy, expected):
         for size in (8, 9, 10, 11):
             compiled(torch.randn(size, 64)).sum().backward()
         numbers.append(len(lmswap.api._session(compiled).graphs))
-    # Where tensors move, the first size, which torch traced by itself, comes once more to the graph of all.
+    # Where tensors move, 10 and 11 are in buckets of their own.
     assert numbers == expected
     lmswap.disable(compiled)
 

@@ -111,7 +111,8 @@ class Model:
 
     def run(self, *, is_steady: bool = True) -> bool:
         ended = EndedStep(7, ((3, "forward"), (3, "backward")), GRAPHS, Peaks(100 * MIB, 100 * MIB))
-        return self.replanner.apply(StepRun(GRAPHS, ended, is_steady, None, False), lambda: frozenset({5}))
+        run = StepRun(GRAPHS, ended, self.plans[GRAPHS], is_steady, None, False)
+        return self.replanner.apply(run, lambda: frozenset({5}))
 
 
 def test_a_run_as_planned_neither_searches_nor_compiles(monkeypatch):

@@ -140,6 +140,7 @@ def test_planning_is_retried_without_least_recently_used_traces(monkeypatch):
 
 def test_traces_take_no_more_than_their_share_of_the_budget(monkeypatch):
     plain, model, session = models()
+    monkeypatch.setattr(type(session), "may_share_plans", property(lambda _: False))
     monkeypatch.setattr(session.memory, "other_bytes", lambda: session.traces.num_kept * 2**28)  # 256 MiB each
     for length in range(6, 10):
         assert_same(plain, model, [length, length, length])

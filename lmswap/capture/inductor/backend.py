@@ -83,7 +83,7 @@ def compile_region(
     patches = {**AS_TRACED, **_UNCACHED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
         lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
-        lambda handler: _InductorVariant(handler, copy.copy(gradient_order), own_parameters),
+        lambda handler, _: _InductorVariant(handler, copy.copy(gradient_order), own_parameters),
         handler,
         _inductors_own,
     )

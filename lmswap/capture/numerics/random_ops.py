@@ -17,6 +17,7 @@ from lmswap.runtime import ops
 from lmswap.runtime.rng import STATE
 from lmswap.torch_compat.operators import schema_of
 from lmswap.torch_compat.pytree import tree_leaves
+from lmswap.torch_compat.sized_graphs import constant_meta, value_meta
 
 
 def bernoulli_in_place(
@@ -45,7 +46,7 @@ def functionalize_random_ops(joint: fx.Graph) -> None:
                 and user.args[1] is node
                 and user.meta["val"].stride() == drawn.stride()
             ):
-                node.meta["val"] = user.meta["val"]  # which shares memory with views of it
+                node.meta.update(value_meta(user))  # which shares memory with views of it
                 user.replace_all_uses_with(node)
                 joint.erase_node(user)
         if not any(isinstance(number, fx.Node) for numbers in node.args[:2] for number in tree_leaves(numbers)):
@@ -81,7 +82,7 @@ def insert_rng_reads(forward: fx.Graph) -> None:
         state.meta.update({key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta})
         mode = next(leaf.fake_mode for leaf in tree_leaves(node.meta["val"]) if hasattr(leaf, "fake_mode"))
         with mode:
-            state.meta.update(val=ops.rng_state(device), is_repeatable=False)
+            state.meta.update(constant_meta(ops.rng_state(device)), is_repeatable=False)
         node.meta[STATE] = state
 
 

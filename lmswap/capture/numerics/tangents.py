@@ -26,8 +26,9 @@ from lmswap.runtime.partial_backward import Backward, PartialResults
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
-from lmswap.torch_compat.symbolic_sizes import FixedSizes, Sizes, TracedLayouts
+from lmswap.torch_compat.sized_graphs import value_meta
 from lmswap.torch_compat.tensors import suggest_memory_format
+from lmswap.torch_compat.traced_layouts import TracedLayouts, dimension_order, strides_of
 
 _log = logging.getLogger(__name__)
 # Operators whose backward formula makes this argument, a gradient, contiguous.
@@ -91,7 +92,7 @@ def _make_contiguous(joint: fx.Graph, node: fx.Node, position: int) -> None:
         laid = joint.call_function(
             torch.ops.aten.contiguous.default, (gradient,), {"memory_format": suggest_memory_format(fake)}
         )
-    laid.meta.update({**node.meta, "val": fake})
+    laid.meta.update(node.meta | value_meta(gradient))
     node.replace_input_with(gradient, laid)
 
 
@@ -120,11 +121,10 @@ class TangentAdapter:
         """Return what ``backward`` yields for ``arguments``; None for results of missing gradients only."""
         given = [arguments[position] for position in self._positions]
         absent = self._absent(given)
-        sizes = self._layouts.sizes_of(arguments)
-        traced = self._layouts.strides(sizes, given)
+        traced = self._layouts.strides(self._layouts.sizes_of(arguments), given)
         differences = self._layouts.differences(traced, given)
         if differences not in self._is_planned:
-            self._is_planned[differences] = not self._depends_on_memory and self._runs_as_planned(given, sizes)
+            self._is_planned[differences] = not self._depends_on_memory and self._runs_as_planned(given)
         given.clear()  # each is freed at its last use
         if not self._is_planned[differences]:
             self._note(COPIED)
@@ -159,17 +159,23 @@ class TangentAdapter:
             if not any(tangent is other for other in present) and has_plain_storage(tangent) and not tangent.any()
         }
 
-    def _runs_as_planned(self, given: Sequence[torch.Tensor], sizes: Sizes) -> bool:
-        """Return whether the graph accepts these tangents' layouts, with unchanged layouts of what the plan moves."""
+    def _runs_as_planned(self, given: Sequence[torch.Tensor]) -> bool:
+        """Return whether the graph accepts these tangents' layouts, with unchanged layouts of what the plan moves.
+
+        Tangents of other sizes than planned for are taken for ones of these sizes with the same order of dimensions.
+        """
         copies: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         graph.graph_copy(self._graph, copies)
-        if sizes:
-            FixedSizes(sizes).set(graph)
         for node, tangent in zip(self._nodes, given, strict=True):
-            fake = copies[node].meta["val"]
+            fake, stride = copies[node].meta["val"], tangent.stride()
+            if tangent.shape != fake.shape:
+                order = dimension_order(tangent)
+                if order is None:
+                    return False
+                stride = strides_of(order, fake.shape)
             with fake.fake_mode:
-                laid = torch.empty_strided(tangent.shape, tangent.stride(), dtype=fake.dtype, device=fake.device)
+                laid = torch.empty_strided(fake.shape, stride, dtype=fake.dtype, device=fake.device)
             copies[node].meta["val"] = laid
         try:
             retrace(graph, [copies[node] for node in self._nodes], self._made)
@@ -177,7 +183,6 @@ class TangentAdapter:
             raise_interrupt(error)
             _log.info("a backward cannot read tangents with strides of %s: %s", [t.stride() for t in given], error)
             return False
-        # With sizes other than the trace's nothing moves.
         moved = [source for node in copies if node.target in _MOVERS for source in node.all_input_nodes]
         return all(_layout(node) == _layout(copies[node]) for node in moved)
 
