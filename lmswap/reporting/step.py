@@ -79,7 +79,8 @@ class StepFigures:
     decisions: tuple[BufferDecision, ...] = ()
     verified: Verified | None = None  # None without verification
     trace_bytes: int = 0  # growth of the process, on a CPU, with traces: graphs, guards, code and plans
-    num_traces: int = 0  # one for each shape of inputs
+    num_traces: int = 0  # one for each shape of inputs, or for all
+    num_sized_plans: int = 0  # of traces that serve several sizes
     num_evicted_traces: int = 0
     notes: tuple[str, ...] = ()
     plan_notes: tuple[str, ...] = ()  # on its plans and replanning, which `explain` prints

@@ -214,6 +214,8 @@ def _budget(step: StepFigures) -> str:
         text += f" The parameters, {format_bytes(step.uncounted_bytes)}, existed before and do not count."
     if step.trace_bytes:
         traces = f"{step.num_traces} trace{'' if step.num_traces == 1 else 's'}"
+        if step.num_sized_plans:
+            traces += f" and {step.num_sized_plans} plan{'' if step.num_sized_plans == 1 else 's'} for sizes that vary"
         evicted = f"; {step.num_evicted_traces} used least recently were evicted" if step.num_evicted_traces else ""
         text += f"\nOf what is in use before steps, {format_bytes(step.trace_bytes)} came with {traces}{evicted}."
     if step.host_budget_bytes is not None:

@@ -36,8 +36,18 @@ class Traces:
 
     @property
     def num_kept(self) -> int:
-        """The number of traces."""
+        """The number of graphs that are traced or, for other sizes, made of the same trace."""
         return len(self._kept())
+
+    @property
+    def num_traced(self) -> int:
+        """The number of traces."""
+        return len({id(graph.trace) for graph in self._kept()})
+
+    @property
+    def num_sized(self) -> int:
+        """The number of graphs, each with its plan, for sizes that vary."""
+        return sum(graph.has_sizes for graph in self._kept())
 
     def begin(self) -> None:
         """Prepare to measure a trace that is about to be made."""

@@ -302,3 +302,15 @@ def test_a_step_whose_device_waits_for_the_host_is_called_host_bound():
     waits = replace(predicted, spans=(*predicted.spans, Span(Lane.HOST, "conv", 1.0, 1.5)))
     assert "predicted to wait 500 ms for the host" in said(report(predicted=waits))
     assert "for the host" not in said(report(predicted=predicted))
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        ({"num_traces": 1}, "came with 1 trace."),
+        ({"num_traces": 3, "num_sized_plans": 4}, "came with 3 traces and 4 plans for sizes that vary."),
+        ({"num_traces": 3, "num_sized_plans": 1, "num_evicted_traces": 2}, "1 plan for sizes that vary; 2 used least"),
+    ],
+)
+def test_traces_and_the_plans_for_sizes_that_vary_are_counted_apart(figures, text):
+    assert text in said(replace(report(), trace_bytes=MIB, **figures))
