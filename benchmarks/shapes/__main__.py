@@ -54,7 +54,12 @@ def sentence(found: Timed, plain: Timed) -> str:
     num_long = sum(each > _LONG_SECONDS for each in found.seconds)
     bits = "plain bits" if found.losses == plain.losses else "other losses"
     later = f", later ones {statistics.median(ratios):.3f} × plain torch's" if ratios else ""
-    managed = f"; {found.num_traces} traces, {found.num_over} steps over the budget" if found.num_traces else ""
+    managed = (
+        f"; {found.num_traces} traces and {found.num_sized_plans} plans for sizes that vary, "
+        f"{found.num_over} steps over the budget"
+        if found.num_traces
+        else ""
+    )
     return (
         f"{len(found.seconds)} steps in {sum(found.seconds):.1f} s, {num_long} of them over {_LONG_SECONDS:g} s"
         f"{later}; {bits}{managed}"

@@ -84,7 +84,7 @@ class Detection(nn.Module):
 
 TASKS = {
     "text": Task(
-        Text, lambda draw: (draw.randint(40, 320),), lambda length: torch.randint(0, _NUM_TOKENS, (2, length))
+        Text, lambda draw: (draw.randint(40, 320),), lambda length: torch.randint(0, _NUM_TOKENS, (8, length))
     ),
     "speech": Task(Speech, lambda draw: (draw.randint(200, 1600),), lambda length: torch.randn(2, 80, length)),
     "detection": Task(

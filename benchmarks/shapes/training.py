@@ -37,6 +37,7 @@ class Timed:
     seconds: tuple[float, ...] = ()
     losses: str = ""
     num_traces: int = 0
+    num_sized_plans: int = 0  # of traces that serve several sizes
     num_over: int = 0  # steps over the budget
     detail: str = ""
 
@@ -68,8 +69,9 @@ def train(training: Training, wait_for_turn: Callable[[], None]) -> Timed:
         if is_managed:
             report = lmswap.report(model)
             num_over += (report.measured_peak_bytes or 0) > report.budget_bytes
-    num_traces = 0
+    counts = {}
     if is_managed:
-        num_traces = len(lmswap.api._session(model).graphs)
+        report = lmswap.report(model)
+        counts = {"num_traces": report.num_traces, "num_sized_plans": report.num_sized_plans, "num_over": num_over}
         lmswap.disable(model)
-    return Timed(training, tuple(seconds), losses.hexdigest(), num_traces, num_over)
+    return Timed(training, tuple(seconds), losses.hexdigest(), **counts)

@@ -11,11 +11,11 @@ OWN = Training("text", LMSWAP, "400MiB", 22)
 
 
 def test_later_steps_are_compared_in_the_same_turn():
-    found = Timed(OWN, (3.0,) + (0.5,) * 19 + (2.2, 4.4), "same", num_traces=3)
+    found = Timed(OWN, (3.0,) + (0.5,) * 19 + (2.2, 4.4), "same", num_traces=3, num_sized_plans=5)
     said = sentence(found, PLAIN_TIMES)
     assert said == (
         "22 steps in 19.1 s, 3 of them over 1 s, later ones 1.100 × plain torch's; plain bits; "
-        "3 traces, 0 steps over the budget"
+        "3 traces and 5 plans for sizes that vary, 0 steps over the budget"
     )
 
 
