@@ -16,6 +16,9 @@ constexpr Bytes kInfeasibleBytes = std::int64_t{1} << 62;
 // 0.03, all of them with 0.3; 0.05 to 0.1 are alike.
 constexpr double kInitialTemperature = 0.07;
 
+// Copies can hide behind compute where the proven seconds are within this factor of compute's.
+constexpr double kHiddenCopies = 1.01;
+
 }  // namespace
 
 Search::Search(const Step& step, const Link& link, const Limits& limits, unsigned seed)
@@ -29,6 +32,8 @@ Search::Search(const Step& step, const Link& link, const Limits& limits, unsigne
   constexpr Bytes kTypical = Bytes{1} << 24;
   copy_seconds_per_byte_ = (link.out.seconds(kTypical) + link.in.seconds(kTypical)) / static_cast<double>(kTypical);
   compute_seconds_ = std::accumulate(step.seconds.begin(), step.seconds.end(), 0.0);
+  op_starts_.assign(1, 0.0);
+  std::partial_sum(step.seconds.begin(), step.seconds.end(), std::back_inserter(op_starts_));
   find_gaps();
 }
 
@@ -215,6 +220,17 @@ void Search::improve() {
   anneal(best_, max_evaluations_ - evaluations_);
 }
 
+// How long compute waits at least for the copy in of a buffer that is swapped in a gap. Where the lanes take longer
+// than compute it waits anyway, for as many copies in other gaps.
+double Search::stall_seconds(int gap) const {
+  if (target_seconds_ > kHiddenCopies * compute_seconds_) return 0;
+  const int buffer = buffer_of_[gap];
+  const auto uses = step_.uses[buffer];
+  const auto next = static_cast<std::size_t>(gap - step_.first_gap[buffer]) + 1;
+  const double next_start = next < uses.size() ? op_starts_[uses[next]] : compute_seconds_ + op_starts_[uses[0]];
+  return std::max(0.0, link_.in.seconds(step_.nbytes[buffer]) - (next_start - op_starts_[uses[next - 1] + 1]));
+}
+
 // Swaps a share of the gaps over the step's end, and a share of the other gaps of buffers that every segment can use,
 // evenly among equal layers: so that no part of the step waits for more copies than others.
 void Search::start_evenly() {
@@ -229,7 +245,7 @@ void Search::start_evenly() {
         int sum = kParts / 2;
         for (const int gap : gaps) {
           sum += is_over_end ? over_end : inside;
-          if (sum >= kParts) actions[gap] = Action::kSwap;
+          if (sum >= kParts && stall_seconds(gap) == 0) actions[gap] = Action::kSwap;
           sum %= kParts;
         }
       }
@@ -297,6 +313,7 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
         // Equal layers have equal prices: any of them may be the one to choose. What nothing writes is not copied out.
         if (step_.is_shared(buffer)) seconds *= 1 + std::uniform_real_distribution<double>(0, 1)(random_);
         if (step_.is_persistent(buffer) && step_.last_write[buffer] < 0) seconds /= 2;
+        if (step_.is_shared(buffer) && is_swap(action)) seconds += stall_seconds(interval.gap);
         options.push_back({seconds / static_cast<double>(nbytes), interval.gap, action, nbytes});
       }
     }

@@ -75,6 +75,7 @@ class Search {
   Outcome schedule_copies(double max_seconds);
   SearchResult build_result();
   void start();
+  [[nodiscard]] double stall_seconds(int gap) const;
   void start_evenly();
   [[nodiscard]] bool evicts(const IdleInterval& interval, Action now, Action action, bool evict_again) const;
   void improve();
@@ -109,6 +110,7 @@ class Search {
   int evaluations_ = 0, max_evaluations_ = 0;
   bool is_cyclic_ = false;  // gaps over the step's end can be swapped: the last action is theirs
   double target_seconds_ = 0;
+  std::vector<double> op_starts_;     // without copies or recomputes; the last is the step's end
   double compute_seconds_ = 0;        // of the step when nothing is evicted
   double copy_seconds_per_byte_ = 0;  // out and in
   const unsigned seed_;
