@@ -46,7 +46,7 @@ def plan_baseline(
         min_swap_bytes=min_swap_bytes,
     )
     plan = _BASELINES[name](problem)
-    bound = certify(program, costs, machine, tier=tier, budget_bytes=budget_bytes, min_swap_bytes=min_swap_bytes)
+    bound = certify(problem.memory, machine, tier=tier, budget_bytes=budget_bytes, min_swap_bytes=min_swap_bytes)
     # The same seconds, summed in another order, may differ by rounding.
     plan = replace(plan, certificate=replace(bound, seconds=min(bound.seconds, plan.predicted_seconds)))
     check(plan, program, costs, machine, tier=tier, min_swap_bytes=min_swap_bytes)

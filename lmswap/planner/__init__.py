@@ -131,7 +131,7 @@ def make_plan(
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
     memory, link = StepMemory(program, costs), machine.tier(tier).link.while_busy
-    certificate = certificate or certify(program, costs, machine, tier=tier, memory=memory, **limits)
+    certificate = certificate or certify(memory, machine, tier=tier, **limits)
     problem = Problem(
         memory,
         machine,
@@ -177,7 +177,7 @@ def reprice(
     if budget_bytes > plan.budget_bytes:
         problem = replace(problem, budget_bytes=budget_bytes)
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
-    certificate = certificate or certify(program, costs, machine, tier=tier, memory=memory, **limits)
+    certificate = certificate or certify(memory, machine, tier=tier, **limits)
     priced = replace(
         plan,
         budget_bytes=budget_bytes,

@@ -213,7 +213,7 @@ def test_copies_both_ways_share_the_link_in_the_bound(both_factor: float, second
     step = build("update\n u 1: A -> A\n v 1: B -> B", states="A B", sizes={"A": 4, "B": 4})
     machine = unit_machine(both_factor=both_factor)
     limits: dict[str, Any] = {"budget_bytes": 4, "tier": "host", "min_swap_bytes": 1}
-    certificate = certify(step.program, step.costs, machine, **limits)
+    certificate = certify(StepMemory(step.program, step.costs), machine, **limits)
     assert certificate.seconds == pytest.approx(seconds)
     verify_certificate(step.program, step.costs, machine, certificate, **limits)
     with pytest.raises(PlanInvalid, match="certificate"):
@@ -225,7 +225,7 @@ def test_the_linear_program_of_a_certificate_leaves_out_what_is_zero_anyway(monk
     solve = price_lp.linprog
     monkeypatch.setattr(price_lp, "linprog", lambda *args, **parts: programs.append(parts) or solve(*args, **parts))
     step = layers(WA=8, WB=8, WC=8)
-    certify(step.program, step.costs, unit_machine(), budget_bytes=20, tier="host", min_swap_bytes=1)
+    certify(StepMemory(step.program, step.costs), unit_machine(), budget_bytes=20, tier="host", min_swap_bytes=1)
     for program in programs:
         assert (program["bounds"][:, 1] > 0).all()
         assert program["A_ub"].count_nonzero(axis=0).all()
@@ -388,7 +388,7 @@ def test_random_plans_of_cyclic_steps_are_valid_and_no_faster_than_the_bound(
     timeline = simulate(step.program, step.costs, machine, plan)
     verify(step.program, step.costs, machine, replace(plan, predicted_peak_bytes=timeline.peak_bytes))
     limits: dict[str, Any] = {"budget_bytes": timeline.peak_bytes, "tier": "host", "min_swap_bytes": 1}
-    certificate = certify(step.program, step.costs, machine, **limits)
+    certificate = certify(StepMemory(step.program, step.costs), machine, **limits)
     verify_certificate(step.program, step.costs, machine, certificate, **limits)
     assert certificate.seconds <= timeline.seconds * (1 + 1e-9)
 

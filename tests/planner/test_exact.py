@@ -68,7 +68,7 @@ def check_auto(step: Step, machine: Machine, budget_bytes: int, min_swap_bytes: 
         return
     best = faster_plan(step, machine, budget_bytes, just_below(plan), min_swap_bytes=min_swap_bytes)
     assert best is None or not plan.is_optimal
-    bound = certify(step.program, step.costs, machine, **limits)  # a plan's own is cut down to its seconds
+    bound = certify(StepMemory(step.program, step.costs), machine, **limits)  # a plan's own is cut down to its seconds
     assert bound.seconds <= (best or plan).predicted_seconds * (1 + 1e-9)
     forged = replace(bound, seconds=(best or plan).predicted_seconds * 1.001)
     with pytest.raises(PlanInvalid, match="certificate"):

@@ -418,7 +418,7 @@ def test_a_plan_not_proven_optimal_is_searched_again_after_the_first_steps(monke
     for path in plan_files():
         path.unlink()
     learnt, asked, bounded = [], [], []
-    monkeypatch.setattr("lmswap.planner.certify", lambda *a, **k: bounded.append(a[1]) or certify(*a, **k))
+    monkeypatch.setattr("lmswap.planner.certify", lambda *a, **k: bounded.append(a[0].costs) or certify(*a, **k))
     monkeypatch.setattr(replan, "calibrate", lambda *a, **k: learnt.append(calibrate.calibrate(*a, **k)) or learnt[-1])
     monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)

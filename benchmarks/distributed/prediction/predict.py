@@ -30,6 +30,7 @@ from benchmarks.distributed.prediction.network import Network
 from benchmarks.distributed.prediction.network_lane import RankLanes, Sum
 from benchmarks.distributed.prediction.ranks import Ranks
 from benchmarks.distributed.prediction.verify_ranks import verify_ranks_certificate
+from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
@@ -89,11 +90,11 @@ def predict_ranks(
     lanes = RankLanes(ranks.network, _arriving(program, plan, buckets, sums), machine.host)
     timeline = simulate(program, costs, machine, plan, lanes=lanes)
     joined = replace(timeline, spans=(*timeline.spans, *lanes.finish()))
-    certificate = RanksCertificate(0.0, plan.certificate or certify(program, costs, machine, **limits))
+    certificate = RanksCertificate(0.0, plan.certificate or certify(StepMemory(program, costs), machine, **limits))
     behind = _behind(ranks.network, buckets, sums, costs)
     for bucket in _strongest_buckets(buckets, behind, costs):
         stop = buckets[bucket].last + 1
-        before = certify(program.up_to(stop), costs.up_to(stop), machine, **limits)
+        before = certify(StepMemory(program.up_to(stop), costs.up_to(stop)), machine, **limits)
         if before.seconds + behind[bucket] > certificate.seconds:
             certificate = replace(certificate, seconds=before.seconds + behind[bucket], bucket=bucket, before=before)
     # The same seconds, summed in another order, may differ by rounding.

@@ -1,4 +1,4 @@
-"""Lower bound on the seconds of any plan: program + costs + machine + budget → `Certificate`."""
+"""Lower bound on the seconds of any plan: memory of a step + machine + budget → `Certificate`."""
 
 from __future__ import annotations
 
@@ -8,36 +8,24 @@ import numpy as np
 
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.ir.certificate import Certificate
-from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine
-from lmswap.ir.program import Program
 from lmswap.planner.bound.dual import Ints, Prices, dual, idle_intervals, min_resident_bytes
 
 # Fewer cuts weaken the bound; more than these strengthen it little.
 _NUM_PEAK_CUTS, _NUM_TIGHT_CUTS, _NUM_EVEN_CUTS = 8, 8, 4
 
 
-def certify(
-    program: Program,
-    costs: OpCosts,
-    machine: Machine,
-    *,
-    budget_bytes: int,
-    tier: str,
-    min_swap_bytes: int,
-    memory: StepMemory | None = None,
-) -> Certificate:
+def certify(memory: StepMemory, machine: Machine, *, budget_bytes: int, tier: str, min_swap_bytes: int) -> Certificate:
     """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and recomputes.
 
     It is infinite where the bytes that must be resident at one op exceed the budget, and never less than the sum of the
-    ops, or than the host's seconds to queue each of them once. The arguments are those of `lmswap.planner.make_plan`,
-    and the step's memory if it is known.
+    ops, or than the host's seconds to queue each of them once. Limits are those of `lmswap.planner.make_plan`.
 
     Raises:
         OptionError: ``machine`` has no such tier.
     """
-    link, memory = machine.tier(tier).link.while_busy, memory or StepMemory(program, costs)
-    host_seconds = machine.host.seconds(len(program.ops), 0) if machine.host else 0.0
+    link = machine.tier(tier).link.while_busy
+    host_seconds = machine.host.seconds(len(memory.program.ops), 0) if machine.host else 0.0
     trivial = Certificate(max(memory.op_starts[-1], host_seconds))
     if not len(memory.curve) or memory.curve.max() <= budget_bytes:
         return trivial

@@ -26,7 +26,7 @@ from tests.planner.tiny_steps import tight_steps
 def bound(step, machine, budget_bytes, min_swap_bytes=1):
     """The certificate, verified."""
     question = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": min_swap_bytes}
-    found = certify(step.program, step.costs, machine, **question)
+    found = certify(StepMemory(step.program, step.costs), machine, **question)
     verify_certificate(step.program, step.costs, machine, found, **question)
     return found
 
