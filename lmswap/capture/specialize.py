@@ -117,12 +117,6 @@ class SizedEntry:
         self.symbolic: SymbolicRegion | None = None
         self.places: Sequence[int] | None = None  # of the arguments that ``function`` takes; None: of all
 
-    def serves(self, aliases: Aliases, sizes: Sizes | None) -> bool:
-        """Return whether its trace holds for calls of other ``sizes``."""
-        if self.symbolic is None or sizes is None or self.aliases != aliases:
-            return False
-        return self.symbolic.serves(sizes)
-
     def for_sizes(self, sizes: Sizes, evicting: Callable[[SizedEntry], Eviction]) -> SizedEntry:
         """Return another one by the same trace, with a plan that serves ``sizes``."""
         captured: Captured = self.function  # type: ignore[assignment]
@@ -204,7 +198,11 @@ class _DynamicRegion:
 
     def _serving(self, aliases: Aliases, sizes: Sizes | None) -> list[SizedEntry]:
         """Return the captures of other sizes whose trace holds for a call, the newest first."""
-        return [entry for entry in reversed(self._entries) if entry.serves(aliases, sizes)]
+        if sizes is None:
+            return []
+        traces = {entry.symbolic for entry in self._entries if entry.symbolic is not None and entry.aliases == aliases}
+        holding = {trace for trace in traces if trace.serves(sizes)}
+        return [entry for entry in reversed(self._entries) if entry.symbolic in holding]
 
     def forget(self, entry: SizedEntry) -> None:
         self._entries = [other for other in self._entries if other is not entry]
@@ -216,8 +214,8 @@ class _DynamicRegion:
             raise FailOnRecompileLimitHit(f"captured for {self._max_captures} sizes")
         if sizes is None:
             return self._captured(arguments, aliases, None)
-        for traced in self._serving(aliases, sizes):
-            entry = traced.for_sizes(sizes, lambda entry: Eviction(self, entry))
+        if serving := self._serving(aliases, sizes):
+            entry = serving[0].for_sizes(sizes, lambda entry: Eviction(self, entry))
             self._entries.append(entry)  # now: others may have been evicted
             return entry
         try:

@@ -226,7 +226,7 @@ class CapturedGraph:
             self.session.plans.store(needed)
             self._planned_for = sizes
 
-    def plan_as_traced(self) -> None:
+    def plan_for_own_sizes(self) -> None:
         """Note that a plan is made for the sizes of its program."""
         self._planned_for = self._sizes
         self._fitting.clear()
@@ -282,7 +282,7 @@ class CapturedGraph:
         nodes = ((node, buffer) for graph in lowered.graphs for node, buffer in graph.buffer_of.items())
         self._keeps_sizes = all(is_sized(node, self._sizes) for node, buffer in nodes if buffer in moved)
         if moved and not (self._keeps_sizes and self.session.may_share_plans):
-            self.plan_as_traced()
+            self.plan_for_own_sizes()
             for graph in lowered.graphs:
                 graph.inline_sizes()
 

@@ -204,8 +204,7 @@ class Replanner:
         self._engine.recorder.time_ops()
         self._budget.start_reserve_probe()
         seconds = () if run.record is None else tuple(map(sum, run.record.op_seconds()))
-        if run.ran is not step:
-            seconds = _scaled(seconds, run.ran, step)
+        seconds = _scaled(seconds, run.ran, step)
         return replace(seen, history=replace(seen.history, segment_seconds=seconds, released=released))
 
     def _calibrated(self, step: PlannedStep, seen: StepObservation, run: StepRun) -> StepObservation:
@@ -239,7 +238,7 @@ class Replanner:
         record, ran = run.record, run.ran
         if record is None or self._options.plan is not None:
             return None
-        program, segment_seconds = ran.merged.program, step.history.segment_seconds
+        program = ran.merged.program
         calibration = calibrate(
             program,
             ran.costs,
@@ -250,7 +249,7 @@ class Replanner:
             measured=record.timeline(program.buffer_names, other_bytes=0),
             op_seconds=record.op_seconds(),
             host_seconds=record.host_seconds(),  # in the step before, the arena computed offsets
-            segment_seconds=segment_seconds if ran is step else _scaled(segment_seconds, step, ran),
+            segment_seconds=_scaled(step.history.segment_seconds, step, ran),
         )
         if calibration is None or ran is step:
             return calibration
@@ -399,6 +398,8 @@ class Replanner:
 
 def _scaled(segment_seconds: Sequence[float], ran: PlannedStep, other: PlannedStep) -> tuple[float, ...]:
     """Return the seconds of segments of ``ran`` for the sizes of ``other``, the same step by the same plan."""
+    if ran is other:
+        return tuple(segment_seconds)
     runs = schedule(ran.merged.program, ran.plan.recomputes)
     own, others = (runs.costs(step.costs).seconds for step in (ran, other))
     spans = [slice(segment.start, segment.stop) for segment in runs.program.segments]

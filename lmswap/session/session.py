@@ -740,7 +740,7 @@ class Session:
         graphs = [self._graph(index) for index in indices]
         for graph in graphs:
             if isinstance(graph, CapturedGraph):
-                graph.plan_as_traced()
+                graph.plan_for_own_sizes()
         merged = self._with_streamed(merge([graph.program for graph in graphs], backwards))
         costs = merge_costs(merged, [graph.costs for graph in graphs])
         self._make(indices, merged, costs, self.plans.load_cached(merged.program))

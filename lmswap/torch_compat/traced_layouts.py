@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import fx
 
-from lmswap.torch_compat.sized_graphs import symbolic_value
+from lmswap.torch_compat.sized_graphs import symbolic_value, symbols_of
 from lmswap.torch_compat.symbolic_sizes import Sizes, has_symbolic_sizes, is_symbolic, number_of
 from lmswap.torch_compat.tensors import make_contiguous_strides_for
 
@@ -21,8 +21,8 @@ class TracedLayouts:
         """``nodes`` are the inputs of ``graph`` in question."""
         self._traced = tuple(node.meta["val"].stride() for node in nodes)
         self._values = [symbolic_value(node) for node in nodes]
-        numbers = [(place, node.meta.get("val")) for place, node in enumerate(graph.find_nodes(op="placeholder"))]
-        self._numbers = [(place, value.node.expr) for place, value in numbers if isinstance(value, torch.SymInt)]
+        inputs = list(graph.find_nodes(op="placeholder"))
+        self._symbols = [(inputs.index(node), symbol) for symbol, node in symbols_of(graph).items()]
         self._is_sized = any(map(has_symbolic_sizes, self._values))
         # What `differences` returns for the strides of the trace.
         self.none_differ: Hashable = (None,) * len(nodes) if self._is_sized else self._traced
@@ -31,7 +31,7 @@ class TracedLayouts:
         """Return the sizes of a run with ``arguments``; none of a graph without symbolic sizes."""
         if not self._is_sized:
             return {}
-        return {symbol: arguments[place] for place, symbol in self._numbers if isinstance(symbol, sympy.Symbol)}
+        return {symbol: arguments[place] for place, symbol in self._symbols}
 
     def strides(self, sizes: Sizes, given: Sequence[torch.Tensor]) -> Sequence[Sequence[int]]:
         """Return the strides of the trace for ``sizes``; contiguous ones where these depend on others."""
