@@ -75,6 +75,18 @@ def _decoder(sizes: Sizes, tokens: int, *, is_adapted: bool = False) -> Task:
     )
 
 
+def _tied(sizes: Sizes, tokens: int) -> Task:
+    """A decoder whose embedding is its head, too, and whose first half of layers is frozen."""
+
+    def make_model() -> nn.Module:
+        model = Decoder(sizes, is_adapted=False)
+        model.head.weight = model.embedding.weight
+        model.layers[: sizes.layers // 2].requires_grad_(False)
+        return model
+
+    return replace(_decoder(sizes, tokens), make_model=make_model, is_pooled=False)
+
+
 def _images(model: Callable[[], nn.Module], block: type[nn.Module], count: int, side: int) -> Task:
     def make_batch(generator: torch.Generator) -> tuple[Tensor, ...]:
         images = torch.randn(count, 3, side, side, generator=generator)
@@ -127,6 +139,7 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
     "resnet50": {"tiny": _resnet50(2, 64), "small": _resnet50(4, 64), "cpu": _resnet50(16, 112)},
     "unet3d": {"tiny": _unet3d(4, 32), "small": _unet3d(16, 32), "cpu": _unet3d(32, 64)},
     "lora": {size: _decoder(*of, is_adapted=True) for size, of in _DECODERS.items()},
+    "tied": {size: _tied(*of) for size, of in _DECODERS.items()},
     "vit": {
         "tiny": _vit(2, 64, 4, count=2, side=32, patch=8),
         "small": _vit(6, 384, 6, count=4, side=64, patch=8),
