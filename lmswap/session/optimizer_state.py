@@ -250,18 +250,20 @@ class ChunkedUpdates:
 
     def _chunks(self, groups: Sequence[Sequence[Tensor]], sizes: Mapping[int, int]) -> Iterator[list[list[Tensor]]]:
         """Yield consecutive parts of the parameters of ``groups``, by group; ``sizes`` are what is copied, by `id`."""
-        chunk_bytes, max_chunk_bytes = 0, self._chunk_bytes(sizes)
+        max_bytes = self._chunk_bytes(sizes)
+        copied_bytes = other_bytes = 0
         chunk: list[list[Tensor]] = [[] for _ in groups]
         for number, parameters in enumerate(groups):
             for parameter in parameters:
-                nbytes = sizes[id(parameter)]
                 # Small tensors are not copied: a chunk of them would leave nothing to do beside the copies of others.
-                max_bytes = max_chunk_bytes * (1 if nbytes >= self._min_bytes else 2)
-                if chunk_bytes and chunk_bytes + nbytes > max_bytes:
+                nbytes, is_copied = sizes[id(parameter)], parameter.nbytes >= self._min_bytes
+                before_bytes = copied_bytes if is_copied else other_bytes
+                if before_bytes and before_bytes + nbytes > max_bytes:
                     yield chunk
-                    chunk, chunk_bytes = [[] for _ in groups], 0
+                    chunk, copied_bytes, other_bytes = [[] for _ in groups], 0, 0
                 chunk[number].append(parameter)
-                chunk_bytes += nbytes
+                copied_bytes += nbytes * is_copied
+                other_bytes += nbytes * (not is_copied)
         if any(chunk):
             yield chunk
 

@@ -551,11 +551,12 @@ def test_an_optimizer_belongs_to_one_enabled_model():
         lmswap.enable(nn.ParameterList([model.unused]), "1GiB", optimizer=optimizer)
 
 
-def test_each_part_of_an_update_has_state_to_copy():
+@pytest.mark.parametrize("share", [0.5, 1])
+def test_each_part_of_an_update_has_state_to_copy(share):
     """Or nothing would run beside the copies of the one before it."""
     model, optimizer = made()
     state = streaming(model, optimizer, min_swap_bytes=32 * 1024)
-    state._max_chunk_bytes = 2 * WIDTH * WIDTH * 4  # that of one layer
+    state._max_chunk_bytes = int(share * 2 * WIDTH * WIDTH * 4)  # of the state of one layer
     model(torch.randn(4, WIDTH)).backward()
     parts = []
     state._update(lambda: parts.append([p for group in optimizer.param_groups for p in group["params"]]))
