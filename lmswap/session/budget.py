@@ -205,16 +205,16 @@ class BudgetTracker:
             return 0
         return max(0, program.gradient_bytes - self._trained.gradient_bytes())
 
-    def unmoved(self, planned: Allowance, program: Program) -> Allowance:
+    def unmoved(self, planned: Allowance, program: Program, *, streams: bool = False) -> Allowance:
         """Return ``planned`` for a step of ``program`` without swaps and recomputes, which grows by less.
 
-        Unchanged if the model's policy moves tensors even if all of them fit.
+        Unchanged if the model's policy moves tensors even if all of them fit. ``streams``: optimizer state would.
         """
         if self._policy not in KEEP_WHAT_FITS:
             return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         updates = self._trained.updated_in_chunks
-        is_whole = updates is not None and not (updates.streams_any or updates.limit_temporaries)
+        is_whole = updates is not None and not (streams or updates.streams_any or updates.limit_temporaries)
         window_bytes = updates.window_bytes() if updates is not None and is_whole else 0
         return replace(
             planned,

@@ -148,8 +148,8 @@ class StepPlans:
         return met, CachedPlan(plan, met.costs, met.machine, met.allowance.room)
 
     def try_within(self, program: Program, costs: OpCosts, allowance: Allowance) -> CachedPlan | None:
-        """Search a plan for what a step of ``program`` might occupy, and activate nothing; None if there is none."""
-        for each in dict.fromkeys((allowance, self._budget.unmoved(allowance, program))):
+        """Search a plan for what a step may occupy if more state streams, activate nothing; None if there is none."""
+        for each in dict.fromkeys((allowance, self._budget.unmoved(allowance, program, streams=True))):
             with suppress(PlanInfeasible, TierError):
                 return self.search(self.request(program, costs, self._machine.now, each))[1]
         return None
@@ -329,18 +329,29 @@ class StepPlans:
         priced = reprice(step.plan, step.merged.program, step.costs, step.machine, **self._options.swap_limits)
         return replace(step, plan=priced)
 
-    def least_bytes(self, step: PlannedStep) -> int:
-        """Return the least budget found for ``step``, by the model's policy; a slightly smaller one may suffice, too.
+    def least_bytes(self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool = False) -> int:
+        """Return the least budget found for a step, by the model's policy; a slightly smaller one may suffice, too.
 
-        It is for a process that begins with it, and has the full margin of first steps.
+        ``streams``: ``allowance`` is as if optimizer state did.
         """
-        allowance, program = step.allowance.at_start(), step.merged.program
+        refusal = self.refusal(program, costs, allowance.of_step_bytes(1), streams=streams)
+        return allowance.fixed_bytes if refusal is None else refusal.needed_bytes
+
+    def refusal(
+        self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool
+    ) -> PlanInfeasible | None:
+        """Return why no plan of the step fits ``allowance``, which names the least budget; None if one does.
+
+        Raises:
+            TierError: the tier has no room for what would have to be swapped.
+        """
+        request = self.request(program, costs, self._machine.now, allowance)
         try:
-            self.search(self.request(program, step.costs, step.machine, allowance.of_step_bytes(1)))
+            self.search(request)
         except PlanInfeasible as error:
-            unmoved = self._budget.unmoved(allowance, program)
-            return self._least(error, program, step.costs, unmoved).needed_bytes
-        return allowance.fixed_bytes
+            unmoved = self._budget.unmoved(allowance, program, streams=streams)
+            return self._advised(self._least(error.with_traceback(None), program, costs, unmoved), request)
+        return None
 
     def _advised(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
         """Return ``refusal`` in the terms of the given budget, with another policy if that fits."""

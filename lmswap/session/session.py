@@ -59,6 +59,7 @@ from lmswap.runtime.step_record import EndedStep, SegmentKey
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
+from lmswap.session.allowance import Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
@@ -82,7 +83,7 @@ from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
-from lmswap.session.state_split import best_split, trained_bytes, update_seconds
+from lmswap.session.state_split import best_split, largest_split, trained_bytes, update_seconds
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
 from lmswap.session.training_state import TrainingState
@@ -169,6 +170,7 @@ class Session:
         )
         planner = Planner(context)
         self.losses = planner.losses
+        self._machine = machine
         self.plans = StepPlans(context, planner)
         self._budget_monitor = BudgetMonitor(context, self.plans)
         self.traces = Traces(context, self.plans, self.graphs)
@@ -723,6 +725,34 @@ class Session:
         )
         return True
 
+    def least_budget(self, step: PlannedStep) -> int:
+        """Return the least budget found for ``step``, see `StepPlans.least_bytes`, also if more streams than now.
+
+        It is for a process that begins with it, and has the full margin of first steps.
+        """
+        program, allowance = step.merged.program, step.allowance.at_start()
+        least_bytes = self.plans.least_bytes(program, step.costs, allowance)
+        if (split := self._largest_split(program, allowance)) is None:
+            return least_bytes
+        program, allowance = split
+        return min(least_bytes, self.plans.least_bytes(program, step.costs, allowance, streams=True))
+
+    def _least_refusal(self, refusal: PlanInfeasible, program: Program, costs: OpCosts) -> PlanInfeasible:
+        """Return ``refusal`` of a step, or that of the step if as much streams as can, if that needs less."""
+        if (split := self._largest_split(program, self.budget.allowance(program))) is None:
+            return refusal
+        with suppress(TierError):
+            if (streamed := self.plans.refusal(split[0], costs, split[1], streams=True)) is not None:
+                return min(refusal, streamed, key=lambda each: each.needed_bytes)
+        return refusal
+
+    def _largest_split(self, program: Program, allowance: Allowance) -> tuple[Program, Allowance] | None:
+        if not self.updates or self.updates.on_cpu:
+            return None
+        held_bytes = self._machine.now.tier(self.options.tier).held_bytes
+        can_stream = self._can_stream_gradients()
+        return largest_split(self.updates, program, allowance, held_bytes=held_bytes, may_stream_gradients=can_stream)
+
     def _can_stream_gradients(self) -> bool:
         are_captured = self.options.compiler == "fx" and not any(isinstance(g, SavedSequence) for g in self.graphs)
         return are_captured and self.verified is None and not is_distributed()
@@ -757,11 +787,11 @@ class Session:
         while True:
             try:
                 step = self.plans.make(indices, merged, costs, known)
-            except PlanInfeasible:
+            except PlanInfeasible as refusal:
                 if not self.traces.evict_half():
                     is_split = self._stream_state(merged.program, costs)
                     if not is_split:
-                        raise
+                        raise self._least_refusal(refusal, merged.program, costs) from None
             else:
                 if is_split or not step.moves or not self._stream_state(merged.program, step.costs, step):
                     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from lmswap.ir.costs import OpCosts
@@ -56,11 +57,10 @@ def best_split(
         best_seconds = plan.predicted_seconds + update_seconds(link, trained_bytes(plan, program))
         best_seconds *= 1 - _WORTH_STREAMING
     for split in _splits(updates, may_stream_gradients=may_stream_gradients):
-        step = program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if split.has_gradients else program
-        freed_bytes = _freed_bytes(split, updates, allowance)
-        if freed_bytes <= 0 and not split.has_gradients:
+        step, left = _by(split, updates, program, allowance)
+        if left.step_bytes <= allowance.step_bytes and not split.has_gradients:
             continue
-        found = plans.try_within(step, costs, allowance.of_step_bytes(allowance.step_bytes + freed_bytes))
+        found = plans.try_within(step, costs, left)
         if found is None:
             continue
         gradient_bytes = program.gradient_bytes * split.has_gradients
@@ -75,6 +75,40 @@ def best_split(
         if not (found.plan.swaps or found.plan.recomputes):
             break  # a larger split gains nothing, and its updates take longer
     return best
+
+
+def largest_split(
+    updates: Updates, program: Program, allowance: Allowance, *, held_bytes: int, may_stream_gradients: bool
+) -> tuple[Program, Allowance] | None:
+    """Return the step, and what it may occupy, if as much streams as can: its budget can be the least.
+
+    None if no more than now can, or a tier of ``held_bytes`` cannot hold it.
+    """
+    *_, split = (None, *_splits(updates, may_stream_gradients=may_stream_gradients))
+    if split is None or split.state_bytes + program.gradient_bytes * split.has_gradients > held_bytes:
+        return None
+    return _by(split, updates, program, allowance)
+
+
+def _by(split: Split, updates: Updates, program: Program, allowance: Allowance) -> tuple[Program, Allowance]:
+    """Return the step by ``split``, and what it may occupy."""
+    freed_bytes = _freed_bytes(split, updates, allowance)
+    reserved_bytes = min(freed_bytes, allowance.optimizer_reserve_bytes, allowance.reserve_bytes)
+    held_bytes, trained = freed_bytes - reserved_bytes, allowance.trained
+    state_bytes = min(held_bytes, trained.optimizer_bytes)
+    left = replace(
+        allowance,
+        found_bytes=allowance.found_bytes - held_bytes,
+        tensor_bytes=allowance.tensor_bytes - held_bytes,
+        reserve_bytes=allowance.reserve_bytes - reserved_bytes,
+        optimizer_reserve_bytes=allowance.optimizer_reserve_bytes - reserved_bytes,
+        trained=trained._replace(
+            gradient_bytes=trained.gradient_bytes - (held_bytes - state_bytes),
+            optimizer_bytes=trained.optimizer_bytes - state_bytes,
+            pending_optimizer_bytes=trained.pending_optimizer_bytes - reserved_bytes,
+        ),
+    )
+    return (program.with_gradients(BufferKind.ACCUMULATED_GRADIENT) if split.has_gradients else program), left
 
 
 def _splits(updates: Updates, *, may_stream_gradients: bool) -> Iterator[Split]:
