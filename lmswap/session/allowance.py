@@ -56,8 +56,14 @@ class Allowance:
     ahead_bytes: int = 0  # left free for growth to come, once it has recurred
     trained: TrainedMemory = _UNKNOWN  # when what is in use was measured last
     optimizer_reserve_bytes: int = 0  # the part of the planned reserve that is for optimizer state
+    window_bytes: int = 0  # the part of the reserve that updates take and give back: state that exists is no part of it
     device_type: str = ""
     counts_parameters: bool = False
+
+    @property
+    def kept_reserve_bytes(self) -> int:
+        """The part of the reserve that may be in use between steps, too."""
+        return max(0, self.reserve_bytes - self.window_bytes)
 
     @property
     def base_bytes(self) -> int:
@@ -158,7 +164,7 @@ class Allowance:
         """
         return replace(
             self,
-            grown_bytes=max(0, in_use_bytes - self.found_bytes - self.reserve_bytes),
+            grown_bytes=max(0, in_use_bytes - self.found_bytes - self.kept_reserve_bytes),
             drift_bytes=max(-self.found_bytes, min(0, in_use_bytes - self.found_bytes - self._allocated_reserve_bytes)),
             fragmented_bytes=self.fragmented_bytes + over_bytes,
         )

@@ -180,6 +180,7 @@ class BudgetTracker:
             margin_bytes,
             trained=trained,
             optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
+            window_bytes=self._window_bytes() if trains else 0,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
@@ -215,13 +216,19 @@ class BudgetTracker:
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         updates = self._trained.updated_in_chunks
         is_whole = updates is not None and not (streams or updates.streams_any or updates.limit_temporaries)
-        window_bytes = updates.window_bytes() if updates is not None and is_whole else 0
+        window_bytes = planned.window_bytes if is_whole else 0
         return replace(
             planned,
             planned_margin_bytes=margin_bytes,
             reserve_bytes=max(0, planned.reserve_bytes - window_bytes),
             optimizer_reserve_bytes=max(0, planned.optimizer_reserve_bytes - window_bytes),
+            window_bytes=planned.window_bytes - window_bytes,
         )
+
+    def _window_bytes(self) -> int:
+        """Return what updates take of the device beside what is resident, and give back."""
+        updates = self._trained.updated_in_chunks
+        return updates.window_bytes() if updates is not None else 0
 
     def settled_margin_bytes(self, program: Program) -> int:
         """Return the margin of steps of ``program`` whose growth is known."""
@@ -282,9 +289,10 @@ class BudgetTracker:
 
         ``small_bytes`` of small tensors, see `DeviceMemory.min_counted_bytes`, will be allocated again.
         """
-        if self._arena is not None:
-            return self._used_outside()
-        return self._used_outside() - self._memory.reusable_bytes() + small_bytes
+        used_bytes = self._used_outside()
+        if self._arena is not None:  # torch keeps what updates give back
+            return used_bytes - min(self._window_bytes(), max(0, used_bytes - self._tensors_outside()))
+        return used_bytes - self._memory.reusable_bytes() + small_bytes
 
     def fragmented_bytes(self, peak_bytes: int) -> int:
         """Return by how much a step's peak exceeds the budget where only fragmentation causes that."""

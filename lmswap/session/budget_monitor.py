@@ -104,7 +104,7 @@ def _measured(step: EndedStep, held: Held, plan: PlannedStep | None) -> Iterator
         return
     came = f"; {format_bytes(held.came_bytes)} came in or after step {held.came_in}" if held.came_in else ""
     given = plan.made_with
-    yield f"{before} (planned: {format_bytes(given.tensor_bytes + given.reserve_bytes)}{came})"
+    yield f"{before} (planned: {format_bytes(given.tensor_bytes + given.kept_reserve_bytes)}{came})"
     yield f"{within} (planned: {format_bytes(plan.tensor_peak_bytes)})"
     found, margin = format_bytes(given.base_bytes - given.tensor_bytes), format_bytes(given.margin_bytes)
     yield f"{others} (planned: {found} and {margin} margin)"

@@ -150,7 +150,7 @@ def saves_by_accumulating(step: PlannedStep, held_bytes: int) -> bool:
 
 def excess_held_bytes(step: PlannedStep, held_bytes: int) -> int:
     """Return how many bytes more than planned tensors outside of ``step`` hold: kept gradients, averages."""
-    return held_bytes - step.allowance.tensor_bytes - step.allowance.reserve_bytes
+    return held_bytes - step.allowance.tensor_bytes - step.allowance.kept_reserve_bytes
 
 
 def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:

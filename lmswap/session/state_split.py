@@ -102,6 +102,7 @@ def _by(split: Split, updates: Updates, program: Program, allowance: Allowance) 
         tensor_bytes=allowance.tensor_bytes - held_bytes,
         reserve_bytes=allowance.reserve_bytes - reserved_bytes,
         optimizer_reserve_bytes=allowance.optimizer_reserve_bytes - reserved_bytes,
+        window_bytes=updates.window_bytes(streams=True, streams_gradients=split.has_gradients),
         trained=trained._replace(
             gradient_bytes=trained.gradient_bytes - (held_bytes - state_bytes),
             optimizer_bytes=trained.optimizer_bytes - state_bytes,

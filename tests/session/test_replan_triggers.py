@@ -72,7 +72,7 @@ def planned(policy="none", *, spare_bytes=0, machine=None, **fields) -> PlannedS
 
 def shown(step: PlannedStep, **fields) -> StepObservation:
     """A run that shows nothing but ``fields``: tensors outside of it hold what was planned."""
-    held_bytes = step.allowance.tensor_bytes + step.allowance.reserve_bytes
+    held_bytes = step.allowance.tensor_bytes + step.allowance.kept_reserve_bytes
     return StepObservation(step.history, 0, held_bytes, **fields)
 
 
@@ -135,6 +135,17 @@ def test_held_tensors_cause_a_replan_if_the_plan_has_no_room_for_them():
     assert counted(step, seen).allowance.base_bytes == BASE_BYTES + GROWTH_BYTES + 1
     assert found(planned(spare_bytes=2 * GROWTH_BYTES), seen) == ()
     assert found(step, replace(seen, held_bytes=seen.held_bytes - 1)) == ()
+
+
+def test_what_updates_take_and_give_back_is_no_room_for_held_tensors_and_growth():
+    step, kept_bytes = planned(), 2 * MIB
+    step = replace(step, allowance=replace(step.allowance, window_bytes=RESERVE_BYTES - kept_bytes))
+    held_bytes = step.allowance.tensor_bytes + RESERVE_BYTES
+    holding = counted(step, replace(shown(step), held_bytes=held_bytes)).allowance
+    assert holding.tensor_bytes == held_bytes - kept_bytes
+    grown = counted(step, shown(step, in_use_bytes=BASE_BYTES + RESERVE_BYTES)).allowance
+    assert grown.base_bytes == BASE_BYTES + RESERVE_BYTES - kept_bytes
+    assert holding.reserve_bytes == grown.reserve_bytes == RESERVE_BYTES
 
 
 def test_growth_besides_tensors_causes_a_replan_in_the_final_phase_only():
