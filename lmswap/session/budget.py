@@ -284,15 +284,15 @@ class BudgetTracker:
         came = (more_bytes, number - 1) if more_bytes > GROWTH_BYTES else (self.held.came_bytes, self.held.came_in)
         self.held = Held(nbytes, *came)
 
-    def in_use_bytes(self, small_bytes: int) -> int:
+    def in_use_bytes(self, coming_bytes: int) -> int:
         """Return what is in use outside of steps now.
 
-        ``small_bytes`` of small tensors, see `DeviceMemory.min_counted_bytes`, will be allocated again.
+        ``coming_bytes`` will be allocated again: small tensors, see `DeviceMemory.min_counted_bytes`, and gradients.
         """
         used_bytes = self._used_outside()
         if self._arena is not None:  # torch keeps what updates give back
             return used_bytes - min(self._window_bytes(), max(0, used_bytes - self._tensors_outside()))
-        return used_bytes - self._memory.reusable_bytes() + small_bytes
+        return used_bytes - self._memory.reusable_bytes() + coming_bytes
 
     def fragmented_bytes(self, peak_bytes: int) -> int:
         """Return by how much a step's peak exceeds the budget where only fragmentation causes that."""

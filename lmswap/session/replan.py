@@ -158,6 +158,11 @@ class Replanner:
         absent_bytes = self._budget.absent_gradient_bytes(step.merged.program) if adds_up else 0
         return self._budget.held.nbytes + absent_bytes
 
+    def _in_use_bytes(self, step: PlannedStep, small_bytes: int = 0) -> int:
+        """Return what is in use outside of ``step``; ``small_bytes``, and absent gradients, will be allocated again."""
+        absent_bytes = self._budget.absent_gradient_bytes(step.merged.program) if step.adds_up else 0
+        return self._budget.in_use_bytes(small_bytes + absent_bytes)
+
     def _is_to_accumulate(self, step: PlannedStep) -> bool:
         """Whether ``step`` is to accumulate each gradient as it is computed, from now on; ranks do anyway."""
         may_accumulate = self._retention.may_accumulate(with_arena=self._engine.arena is not None)
@@ -194,7 +199,7 @@ class Replanner:
             case Phase.FINAL if has_advanced:
                 return self._settled(step, seen)
             case Phase.FINAL if peak_bytes > usual_peak_bytes(step):
-                return replace(seen, in_use_bytes=self._budget.in_use_bytes(0))
+                return replace(seen, in_use_bytes=self._in_use_bytes(step))
         return seen
 
     def _start_recording(
@@ -213,7 +218,7 @@ class Replanner:
         self._retention.confirm()
         from_bytes = self._memory.min_counted_bytes()
         seen = replace(seen, history=replace(seen.history, min_counted_bytes=from_bytes))
-        seen = self._with_growth(seen, step.small_bytes(from_bytes))
+        seen = self._with_growth(step, seen, step.small_bytes(from_bytes))
         unused_bytes = self._budget.end_reserve_probe(step.allowance)
         if (calibration := self._calibrate(step, run)) is None:
             return seen
@@ -225,11 +230,11 @@ class Replanner:
         """Return ``seen`` with growth, and the margin for what is left of it, on the way to `Phase.FINAL`."""
         if step.moves and not is_distributed():  # ranks follow the first
             seen = replace(seen, settled_margin_bytes=self._budget.settled_margin_bytes(step.merged.program))
-        return self._with_growth(seen, 0)
+        return self._with_growth(step, seen)
 
-    def _with_growth(self, seen: StepObservation, small_bytes: int) -> StepObservation:
+    def _with_growth(self, step: PlannedStep, seen: StepObservation, small_bytes: int = 0) -> StepObservation:
         """Return ``seen`` with what is in use now; ``small_bytes`` of small tensors will be allocated again."""
-        in_use_bytes, peak_bytes = self._budget.in_use_bytes(small_bytes), seen.peak_bytes
+        in_use_bytes, peak_bytes = self._in_use_bytes(step, small_bytes), seen.peak_bytes
         fragmented_bytes, trained = self._budget.fragmented_bytes(peak_bytes), self._budget.trained_memory()
         return replace(seen, in_use_bytes=in_use_bytes, fragmented_bytes=fragmented_bytes, trained=trained)
 
