@@ -20,6 +20,7 @@ from benchmarks.weights.ways import WAYS, Limits
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.mkl_init import initialize_mkl
+from lmswap.planner import import_search
 
 Found = TypeVar("Found", bound=Outcome)
 
@@ -156,6 +157,7 @@ def _warm_up(run: Run, device: torch.device) -> None:
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.Linear(256, 8))
     model[:3].requires_grad_(False)
     if run.way == LMSWAP:  # within so little that it has to swap
+        import_search()  # which it does not if its plan is cached
         lmswap.enable(model, "1%", device=str(device), weights="swap", min_swap_bytes="64KiB")
     model.to(device)
     optimizer = torch.optim.AdamW(model[3].parameters())
