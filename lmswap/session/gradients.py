@@ -44,6 +44,7 @@ class StreamedGradients:
         self._fetched: dict[int, Fetched] = {}
         self._spares: dict[int, torch.UntypedStorage] = {}  # likewise: whose host copies later gradients take over
         self.are_streamed = False
+        self.added_bytes = 0  # that the last backward has copied in, to add to them
 
     def stream(self) -> None:
         """Move gradients to host copies from now on."""
@@ -70,6 +71,7 @@ class StreamedGradients:
             parts: by part of the backward, the names of the parameters whose gradients it completes.
         """
         self._settle()
+        self.added_bytes = 0
         return BackwardGradients(self, self._parameters(), parts)
 
     def end_backward(self) -> None:
@@ -103,6 +105,7 @@ class StreamedGradients:
             if (fetched := self._host_copies.prepare_fetch(gradient.untyped_storage())) is not None:
                 self._fetched[number] = fetched
                 self._host_copies.start_fetch(fetched)
+                self.added_bytes += fetched.storage.nbytes()
                 coming.append(number)
         return coming
 

@@ -632,13 +632,14 @@ class Session:
 
     def state_copied_bytes(self, step: PlannedStep | None) -> tuple[int, int]:
         """Return what an update after ``step``, and its backward, copy out and in beside its plan."""
+        added_bytes = self.gradients.added_bytes
         if self.updates.on_cpu:
             copied_bytes = sum(each.copied_bytes() for each in self.updates.on_cpu)
-            return copied_bytes + self.updates.gradient_bytes, copied_bytes
+            return copied_bytes + self.updates.gradient_bytes, copied_bytes + added_bytes
         copied_bytes = self.state_bytes
         if self.updates and step is not None:
             copied_bytes += trained_bytes(step.plan, step.merged.program)
-        return copied_bytes, copied_bytes
+        return copied_bytes, copied_bytes + added_bytes
 
     def notes_on_cpu_updates(self, step: PlannedStep | None) -> Iterator[str]:
         """Yield a sentence for reports on updates on the CPU after ``step``, if they run there."""

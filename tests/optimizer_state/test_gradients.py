@@ -317,6 +317,16 @@ def test_later_gradients_take_over_host_copies(monkeypatch):
     assert not made_blocks
 
 
+def test_the_report_predicts_copies_of_gradients_that_are_added_to():
+    model, optimizer = made()
+    streaming(model, optimizer)
+    for backwards in (3, 1):
+        train(model, optimizer, 2, backwards=backwards)
+        session, report = session_of(model), lmswap.report(model)
+        out_bytes, in_bytes = session.state_copied_bytes(session.current_step())
+        assert in_bytes - out_bytes == report.state_in_bytes - report.state_out_bytes, backwards
+
+
 def test_disabling_frees_host_copies_of_gradients(no_garbage):
     model, optimizer = made()
     streaming(model, optimizer)
