@@ -100,6 +100,8 @@ def make_report(
     plan: Plan | None = None,
     placed_bytes: int | None = None,
     unplanned_step_bytes: int | None = None,
+    after_step_bytes: int = 0,
+    update_peak_bytes: int = 0,
 ) -> Report:
     """Complete the figures of one model's step by those that follow from its plan and its timelines.
 
@@ -110,15 +112,18 @@ def make_report(
         plan: its plan.
         placed_bytes: what its tensors take if they have planned offsets on the device, else None.
         unplanned_step_bytes: what they would take without a plan.
+        after_step_bytes: of the reserve, what is in use after the step only.
+        update_peak_bytes: of the update that follows the step, like the budget; 0 if it takes less than the step.
     """
     predicted, measured = known.predicted, known.measured
     fixed_bytes = known.base_bytes + known.reserve_bytes
     if predicted is not None:
-        raised = tuple((seconds, nbytes + fixed_bytes) for seconds, nbytes in predicted.memory)
+        step_bytes = fixed_bytes - after_step_bytes
+        raised = tuple((seconds, nbytes + step_bytes) for seconds, nbytes in predicted.memory)
         predicted = Timeline(predicted.source, predicted.spans, raised)
     figures: dict[str, Any] = {
         "predicted": predicted,
-        "predicted_peak_bytes": _predicted_peak(predicted, placed_bytes, fixed_bytes),
+        "predicted_peak_bytes": _predicted_peak(predicted, placed_bytes, fixed_bytes, update_peak_bytes),
     }
     if unplanned_step_bytes is not None:
         figures["unplanned_peak_bytes"] = unplanned_step_bytes + fixed_bytes
@@ -145,11 +150,13 @@ def make_report(
     return Report(**vars(known) | figures)
 
 
-def _predicted_peak(predicted: Timeline | None, placed_bytes: int | None, fixed_bytes: int) -> int | None:
-    """Return the peak: in an arena, all of it, whatever tensors hold; else that of the raised timeline."""
+def _predicted_peak(
+    predicted: Timeline | None, placed_bytes: int | None, fixed_bytes: int, update_peak_bytes: int
+) -> int | None:
+    """Return the peak: in an arena, all of it, whatever tensors hold; else that of the raised timeline, or update."""
     if predicted is None:
         return None
-    return predicted.peak_bytes if placed_bytes is None else placed_bytes + fixed_bytes
+    return max(predicted.peak_bytes, update_peak_bytes) if placed_bytes is None else placed_bytes + fixed_bytes
 
 
 def _recomputed_bytes(program: Program | None, plan: Plan | None) -> int:

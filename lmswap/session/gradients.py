@@ -160,14 +160,20 @@ class BackwardGradients:
         self._gradients.finish(leaving, coming)
 
 
-def window_bytes(sizes: Sequence[int], device: torch.device) -> int:
-    """Return what streaming takes of the memory of ``device``, for gradients of these bytes.
+def window_bytes(sizes: Sequence[int]) -> int:
+    """Return what streaming gradients of these bytes takes of device memory while a backward computes them.
 
-    Of three parts: those copied out, those computed and those that these are added to. On a CPU the caller maps pages
-    of all that it reads in place, as clipping by their norm does, until they are trimmed.
+    Of three parts: those copied out, those computed and those that these are added to.
     """
-    mapped_bytes = min(sum(sizes), _MAX_MAPPED_BYTES) if device.type == "cpu" else 0
-    return max(3 * (part_bytes(sum(sizes)) + max(sizes, default=0)), mapped_bytes)
+    return 3 * (part_bytes(sum(sizes)) + max(sizes)) if sizes else 0
+
+
+def max_mapped_bytes(sizes: Sequence[int], device: torch.device) -> int:
+    """Return what gradients of these bytes take after the backward, until it is trimmed.
+
+    On a CPU the caller maps pages of all that it reads in place, as clipping by their norm does.
+    """
+    return min(sum(sizes), _MAX_MAPPED_BYTES) if device.type == "cpu" else 0
 
 
 def _by_id(tensors: Iterable[Tensor]) -> dict[int, Tensor]:

@@ -11,6 +11,7 @@ from lmswap.reporting.step import StepFigures
 from lmswap.runtime.step_record import StepRecord
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
+from lmswap.session.updates import Updates
 
 
 def snapshot(session: Session) -> Report:
@@ -85,7 +86,19 @@ def snapshot(session: Session) -> Report:
         plan=step.plan,
         placed_bytes=step.places.total_bytes if step.places else None,
         unplanned_step_bytes=StepMemory(step.merged.program, step.costs).peak.nbytes,
+        **(_at_update(session.updates, step) if step.allowance.window_bytes and not step.places else {}),
     )
+
+
+def _at_update(updates: Updates, step: PlannedStep) -> dict[str, int]:
+    """Return, as `make_report` takes it, what the update after ``step`` has in use: its window, and not the step."""
+    allowance, left_bytes = step.allowance, step.predicted.memory[-1][1]  # weights that are resident between steps
+    gradient_bytes = 0 if step.adds_up else step.merged.program.gradient_bytes
+    before_bytes = allowance.base_bytes + allowance.kept_reserve_bytes
+    return {
+        "after_step_bytes": max(0, allowance.window_bytes - updates.window_of_backward_bytes),
+        "update_peak_bytes": before_bytes + left_bytes + gradient_bytes + updates.window_of_update_bytes,
+    }
 
 
 def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.session.cpu_updates import CpuUpdates
-from lmswap.session.gradients import StreamedGradients
+from lmswap.session.gradients import StreamedGradients, max_mapped_bytes
 from lmswap.session.gradients import window_bytes as gradient_window_bytes
 from lmswap.session.optimizer_state import ChunkedUpdates
 
@@ -82,8 +82,21 @@ class Updates:
         streams_gradients |= self.gradients.are_streamed
         given = {"streams": streams, "streams_gradients": streams_gradients}
         update_bytes = max((each.window_bytes(**given) for each in self.of_each), default=0)
-        sizes = [nbytes for each in self.of_each for nbytes in each.gradient_sizes()] if streams_gradients else []
-        return max(update_bytes, gradient_window_bytes(sizes, self._host_copies.device))
+        sizes = self._gradient_sizes() if streams_gradients else []
+        return max(update_bytes, gradient_window_bytes(sizes), max_mapped_bytes(sizes, self._host_copies.device))
+
+    @property
+    def window_of_update_bytes(self) -> int:
+        """What an update takes of device memory now, without pages that the caller maps before it."""
+        return max((each.window_bytes() for each in self.of_each), default=0)
+
+    @property
+    def window_of_backward_bytes(self) -> int:
+        """What a backward takes of device memory now for gradients that stream."""
+        return gradient_window_bytes(self._gradient_sizes()) if self.gradients.are_streamed else 0
+
+    def _gradient_sizes(self) -> list[int]:
+        return [nbytes for each in self.of_each for nbytes in each.gradient_sizes()]
 
     def is_non_resident(self, tensor: Tensor) -> bool:
         """Whether a gradient, or a tensor of the state, is in its host copy now."""
