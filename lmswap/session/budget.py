@@ -158,8 +158,11 @@ class BudgetTracker:
     def _share_of(self, needed_bytes: int, planned: Allowance) -> float:
         return (needed_bytes - planned.fixed_bytes) / self._max_peak_bytes
 
-    def allowance(self, program: Program) -> Allowance:
-        """Return what a step of ``program`` may occupy now; negative if the rest exceeds the budget."""
+    def allowance(self, program: Program, *, in_chunks: bool = False) -> Allowance:
+        """Return what a step of ``program`` may occupy now; negative if the rest exceeds the budget.
+
+        ``in_chunks``: as if updates ran in chunks.
+        """
         trains = any(segment.phase == "backward" for segment in program.segments)
         placeable = self._weights.placeable()
         weight_bytes = placeable.resident_bytes  # the plan keeps or moves them
@@ -169,7 +172,8 @@ class BudgetTracker:
         parameter_bytes = max(0, trained.parameter_bytes - placeable.parameter_bytes)
         trained = trained._replace(parameter_bytes=parameter_bytes)
         optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
-        reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes) if trains else 0
+        in_chunks |= self._trained.updated_in_chunks is not None
+        reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes, in_chunks=in_chunks) if trains else 0
         reserve_bytes += self._read_ahead_bytes
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
         return Allowance(
@@ -237,7 +241,7 @@ class BudgetTracker:
     def _joined_bytes(self) -> int:
         return _JOINED_BYTES[self._device_type] if is_distributed() else 0
 
-    def _reserve_bytes(self, program: Program, base_bytes: int, optimizer_bytes: int) -> int:
+    def _reserve_bytes(self, program: Program, base_bytes: int, optimizer_bytes: int, *, in_chunks: bool) -> int:
         """Return what a training step will take outside of its plan: optimizer and, outside of an arena, loss.
 
         ``optimizer_bytes`` are those of state that does not exist yet.
@@ -247,7 +251,7 @@ class BudgetTracker:
         coming_bytes = optimizer_bytes + _REBUILT * is_distributed() * self._trained.nbytes
         if self._arena is None:
             return coming_bytes
-        under_way_bytes = 0 if self._trained.updated_in_chunks else _UNDER_WAY * self._trained.nbytes
+        under_way_bytes = 0 if in_chunks else _UNDER_WAY * self._trained.nbytes
         return coming_bytes + max(under_way_bytes, assumed_bytes(program))
 
     def has_run(self) -> None:

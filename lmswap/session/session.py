@@ -708,7 +708,7 @@ class Session:
             updates,
             program,
             costs,
-            self.budget.allowance(program),
+            self.budget.allowance(program, in_chunks=True),
             tier=self.options.tier,
             planned=planned,
             may_stream_gradients=self._can_stream_gradients(),
@@ -740,7 +740,7 @@ class Session:
 
     def _least_refusal(self, refusal: PlanInfeasible, program: Program, costs: OpCosts) -> PlanInfeasible:
         """Return ``refusal`` of a step, or that of the step if as much streams as can, if that needs less."""
-        if (split := self._largest_split(program, self.budget.allowance(program))) is None:
+        if (split := self._largest_split(program, self.budget.allowance(program, in_chunks=True))) is None:
             return refusal
         with suppress(TierError):
             if (streamed := self.plans.refusal(split[0], costs, split[1], streams=True)) is not None:
