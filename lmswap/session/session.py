@@ -614,7 +614,11 @@ class Session:
         can = self.device.type == "cuda" and self.options.weights == "auto" and can_swap_weights(self.options)
         if not can or self.weights.is_managed:
             return False
-        self._manage_weights()
+        try:
+            self._manage_weights()
+        except TierError as error:
+            self.note_once(f"weights: the step does not fit with all of them, and none can be swapped: {error}")
+            return False
         self.traces.evict_complete()
         self.note_once("weights: as the step does not fit with all of them, plans place them, too")
         return True

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lmswap.capture.numerics.gradient_order import is_distributed
+from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
@@ -86,7 +87,7 @@ class Weights:
             The bytes of all parameters and buffers, which count from now on.
 
         Raises:
-            TierError: the tier has no room.
+            TierError: the tier has no room; plans place none.
         """
         self.is_managed = True
         self._managed_buffers = weakref.WeakValueDictionary(self._buffers())
@@ -98,8 +99,14 @@ class Weights:
                 what = f"'{name}' ({format_bytes(nbytes)})"
                 self._note(f"{what} is not swapped: it is a {type(tensor).__name__} without plain bytes")
         self._written = self._trained_names() if is_distributed() else frozenset()
-        self.place(())
-        self._written = frozenset()
+        try:
+            self.place(())
+        except TierError:
+            self.restore()
+            self.is_managed = False
+            raise
+        finally:
+            self._written = frozenset()
         for group in self._groups():
             is_resident = self._host_copies.find(group.storage) is None
             if group.storage.device.type == "cpu" and is_resident and not group.is_held_elsewhere:
