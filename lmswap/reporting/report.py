@@ -100,7 +100,6 @@ def make_report(
     plan: Plan | None = None,
     placed_bytes: int | None = None,
     unplanned_step_bytes: int | None = None,
-    after_step_bytes: int = 0,
     update_peak_bytes: int = 0,
 ) -> Report:
     """Complete the figures of one model's step by those that follow from its plan and its timelines.
@@ -112,14 +111,12 @@ def make_report(
         plan: its plan.
         placed_bytes: what its tensors take if they have planned offsets on the device, else None.
         unplanned_step_bytes: what they would take without a plan.
-        after_step_bytes: of the reserve, what is in use after the step only.
         update_peak_bytes: of the update that follows the step, like the budget; 0 if it takes less than the step.
     """
     predicted, measured = known.predicted, known.measured
     fixed_bytes = known.base_bytes + known.reserve_bytes
     if predicted is not None:
-        step_bytes = fixed_bytes - after_step_bytes
-        raised = tuple((seconds, nbytes + step_bytes) for seconds, nbytes in predicted.memory)
+        raised = tuple((seconds, nbytes + fixed_bytes) for seconds, nbytes in predicted.memory)
         predicted = Timeline(predicted.source, predicted.spans, raised)
     figures: dict[str, Any] = {
         "predicted": predicted,

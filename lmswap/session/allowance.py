@@ -57,6 +57,8 @@ class Allowance:
     trained: TrainedMemory = _UNKNOWN  # when what is in use was measured last
     optimizer_reserve_bytes: int = 0  # the part of the planned reserve that is for optimizer state
     window_bytes: int = 0  # the part of the reserve that updates take and give back: state that exists is no part of it
+    reuses_step: bool = False  # updates take memory that the step's tensors have given back; not from an arena
+    update_bytes: int = 0  # what they take of that
     device_type: str = ""
     counts_parameters: bool = False
 

@@ -184,7 +184,9 @@ class BudgetTracker:
             margin_bytes,
             trained=trained,
             optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
-            window_bytes=self._window_bytes() if trains else 0,
+            window_bytes=self._window_bytes() - self._reused_bytes() if trains else 0,
+            reuses_step=self._arena is None,
+            update_bytes=self._window_bytes() if trains and self._arena is None else 0,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
@@ -195,6 +197,7 @@ class BudgetTracker:
         found = self._trained.measure(assumed_values=0 if self.has_trained else ASSUMED_VALUES)
         uncounted = self._uncounted
         return found._replace(
+            pending_optimizer_bytes=found.pending_optimizer_bytes - self._reused_bytes(),
             gradient_bytes=max(0, found.gradient_bytes - uncounted.gradient_bytes),
             optimizer_bytes=max(0, found.optimizer_bytes - uncounted.optimizer_bytes),
         )
@@ -227,12 +230,18 @@ class BudgetTracker:
             reserve_bytes=max(0, planned.reserve_bytes - window_bytes),
             optimizer_reserve_bytes=max(0, planned.optimizer_reserve_bytes - window_bytes),
             window_bytes=planned.window_bytes - window_bytes,
+            update_bytes=0 if is_whole else planned.update_bytes,
         )
 
     def _window_bytes(self) -> int:
         """Return what updates take of the device beside what is resident, and give back."""
         updates = self._trained.updated_in_chunks
         return updates.window_bytes() if updates is not None else 0
+
+    def _reused_bytes(self) -> int:
+        """Return what updates take of memory that the step has given back; in an arena it stays the step's."""
+        updates = self._trained.updated_in_chunks
+        return updates.window_bytes() - updates.backward_bytes() if updates is not None and self._arena is None else 0
 
     def settled_margin_bytes(self, program: Program) -> int:
         """Return the margin of steps of ``program`` whose growth is known."""

@@ -32,10 +32,15 @@ class PlanRequest:
     max_seconds: float = math.inf  # a plan that takes longer is of no use
 
     @property
+    def costs_with_update(self) -> OpCosts:
+        """The costs of a step whose last op leaves room for the update, which follows it."""
+        return with_update(self.costs, self.allowance)
+
+    @property
     def keeps_all(self) -> bool:
         """Whether the whole step fits as it is, so that no plan moves anything, and none depends on the machine."""
         max_bytes = replace(self.allowance, ahead_bytes=self.ahead_bytes).step_bytes
-        peak_bytes = StepMemory(self.program, self.costs).curve.max(initial=0)
+        peak_bytes = StepMemory(self.program, self.costs_with_update).curve.max(initial=0)
         return self.policy in KEEP_WHAT_FITS and bool(peak_bytes <= max_bytes)
 
     def alternatives(self, choices: Sequence[Retention]) -> Iterator[PlanRequest]:
@@ -44,3 +49,13 @@ class PlanRequest:
         for allowance in (ahead, self.allowance) if self.ahead_bytes else (self.allowance,):
             for choice in choices:
                 yield replace(self, allowance=allowance, ahead_bytes=0, retention=choice)
+
+
+def with_update(costs: OpCosts, allowance: Allowance) -> OpCosts:
+    """Return ``costs`` of a step whose last op takes at least what the update takes of the step's memory."""
+    last = len(costs.scratch_bytes) - 1
+    return (
+        costs.with_scratch({last: allowance.update_bytes})
+        if allowance.update_bytes > costs.scratch_bytes[last]
+        else costs
+    )

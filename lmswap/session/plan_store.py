@@ -29,7 +29,7 @@ from lmswap.runtime.step_record import SegmentKey
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.context import ModelContext
 from lmswap.session.engine_setup import notes_on_sample
-from lmswap.session.plan_request import PlanRequest
+from lmswap.session.plan_request import PlanRequest, with_update
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.retention import Retention
@@ -307,7 +307,8 @@ class StepPlans:
 
     def keep_overdrawn(self, step: PlannedStep) -> None:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
-        peak_bytes = simulate(step.merged.program, step.costs, step.machine, step.plan).peak_bytes
+        costs = with_update(step.costs, step.allowance)
+        peak_bytes = simulate(step.merged.program, costs, step.machine, step.plan).peak_bytes
         kept = replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes))
         self.store(replace(kept, is_overdrawn=kept.excess_bytes > step.allowance.slack_bytes))
 
@@ -326,7 +327,8 @@ class StepPlans:
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
         self._import_search()
-        priced = reprice(step.plan, step.merged.program, step.costs, step.machine, **self._options.swap_limits)
+        costs = with_update(step.costs, step.allowance)
+        priced = reprice(step.plan, step.merged.program, costs, step.machine, **self._options.swap_limits)
         return replace(step, plan=priced)
 
     def least_bytes(self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool = False) -> int:
@@ -369,7 +371,7 @@ class StepPlans:
     @staticmethod
     def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
         """Return ``refusal``, or that of a step without swaps and recomputes if that needs less, with its margin."""
-        peak = StepMemory(program, costs).peak
+        peak = StepMemory(program, with_update(costs, unmoved)).peak
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
             return refusal
@@ -403,6 +405,9 @@ class StepPlans:
         if not known.fits(allowance.step_bytes, allowance.slack_bytes):
             return False
         max_bytes, choices = allowance.step_bytes + allowance.slack_bytes, self._retention.choices
+        costs = with_update(known.costs, allowance)
+        if costs != known.costs and simulate(program, costs, known.machine, known.plan).peak_bytes > max_bytes:
+            return False
         places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, max_bytes)
         return places is None or places.total_bytes <= max_bytes
 

@@ -58,7 +58,12 @@ class Planner:
             plans.clear()  # a refusal keeps the frames that it passed, which keep these
 
     def _search(self, request: PlanRequest, plans: dict[int, Plan | PlanInfeasible | TierError]) -> Plan:
-        program, costs, machine, allowance = request.program, request.costs, request.machine, request.allowance
+        program, costs, machine, allowance = (
+            request.program,
+            request.costs_with_update,
+            request.machine,
+            request.allowance,
+        )
         limits, priced = self._options.swap_limits, request.priced
         parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
 

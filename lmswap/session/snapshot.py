@@ -86,19 +86,16 @@ def snapshot(session: Session) -> Report:
         plan=step.plan,
         placed_bytes=step.places.total_bytes if step.places else None,
         unplanned_step_bytes=StepMemory(step.merged.program, step.costs).peak.nbytes,
-        **(_at_update(session.updates, step) if step.allowance.window_bytes and not step.places else {}),
+        update_peak_bytes=_update_peak_bytes(session.updates, step) if step.allowance.update_bytes else 0,
     )
 
 
-def _at_update(updates: Updates, step: PlannedStep) -> dict[str, int]:
-    """Return, as `make_report` takes it, what the update after ``step`` has in use: its window, and not the step."""
+def _update_peak_bytes(updates: Updates, step: PlannedStep) -> int:
+    """Return the peak of the update after ``step``, like the budget."""
     allowance, left_bytes = step.allowance, step.predicted.memory[-1][1]  # weights that are resident between steps
     gradient_bytes = 0 if step.adds_up else step.merged.program.gradient_bytes
     before_bytes = allowance.base_bytes + allowance.kept_reserve_bytes
-    return {
-        "after_step_bytes": max(0, allowance.window_bytes - updates.window_of_backward_bytes),
-        "update_peak_bytes": before_bytes + left_bytes + gradient_bytes + updates.window_of_update_bytes,
-    }
+    return before_bytes + left_bytes + gradient_bytes + updates.update_bytes
 
 
 def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:

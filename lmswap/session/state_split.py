@@ -92,7 +92,10 @@ def largest_split(
 
 def _by(split: Split, updates: Updates, program: Program, allowance: Allowance) -> tuple[Program, Allowance]:
     """Return the step by ``split``, and what it may occupy."""
-    freed_bytes = _freed_bytes(split, updates, allowance)
+    window_bytes = update_bytes = updates.window_bytes(streams=True, streams_gradients=split.has_gradients)
+    if allowance.reuses_step:
+        window_bytes = updates.backward_bytes(streams_gradients=split.has_gradients)
+    freed_bytes = _freed_bytes(split, updates, allowance) + allowance.window_bytes - window_bytes
     reserved_bytes = min(freed_bytes, allowance.optimizer_reserve_bytes, allowance.reserve_bytes)
     held_bytes, trained = freed_bytes - reserved_bytes, allowance.trained
     state_bytes = min(held_bytes, trained.optimizer_bytes)
@@ -102,7 +105,8 @@ def _by(split: Split, updates: Updates, program: Program, allowance: Allowance) 
         tensor_bytes=allowance.tensor_bytes - held_bytes,
         reserve_bytes=allowance.reserve_bytes - reserved_bytes,
         optimizer_reserve_bytes=allowance.optimizer_reserve_bytes - reserved_bytes,
-        window_bytes=updates.window_bytes(streams=True, streams_gradients=split.has_gradients),
+        window_bytes=window_bytes,
+        update_bytes=update_bytes if allowance.reuses_step else 0,
         trained=trained._replace(
             gradient_bytes=trained.gradient_bytes - (held_bytes - state_bytes),
             optimizer_bytes=trained.optimizer_bytes - state_bytes,
@@ -124,11 +128,9 @@ def _splits(updates: Updates, *, may_stream_gradients: bool) -> Iterator[Split]:
 
 
 def _freed_bytes(split: Split, updates: Updates, allowance: Allowance) -> int:
-    """Return the device memory that ``split`` frees outside of a step."""
+    """Return the device memory that ``split`` frees outside of a step, without the window of updates."""
     held = allowance.trained
     freed_bytes = min(split.state_bytes - updates.streamed_bytes, held.optimizer_bytes + held.pending_optimizer_bytes)
-    now_bytes = updates.window_bytes() if updates.run_in_chunks else 0
-    freed_bytes += now_bytes - updates.window_bytes(streams=True, streams_gradients=split.has_gradients)
     return freed_bytes + split.has_gradients * held.gradient_bytes
 
 

@@ -82,18 +82,18 @@ class Updates:
         streams_gradients |= self.gradients.are_streamed
         given = {"streams": streams, "streams_gradients": streams_gradients}
         update_bytes = max((each.window_bytes(**given) for each in self.of_each), default=0)
-        sizes = self._gradient_sizes() if streams_gradients else []
-        return max(update_bytes, gradient_window_bytes(sizes), max_mapped_bytes(sizes, self._host_copies.device))
+        mapped_bytes = max_mapped_bytes(self._gradient_sizes(), self._host_copies.device) if streams_gradients else 0
+        return max(update_bytes, mapped_bytes, self.backward_bytes(streams_gradients=streams_gradients))
+
+    def backward_bytes(self, *, streams_gradients: bool = False) -> int:
+        """Return what a backward takes of device memory for gradients that stream; see `window_bytes`."""
+        streams_gradients |= self.gradients.are_streamed
+        return gradient_window_bytes(self._gradient_sizes()) if streams_gradients else 0
 
     @property
-    def window_of_update_bytes(self) -> int:
+    def update_bytes(self) -> int:
         """What an update takes of device memory now, without pages that the caller maps before it."""
         return max((each.window_bytes() for each in self.of_each), default=0)
-
-    @property
-    def window_of_backward_bytes(self) -> int:
-        """What a backward takes of device memory now for gradients that stream."""
-        return gradient_window_bytes(self._gradient_sizes()) if self.gradients.are_streamed else 0
 
     def _gradient_sizes(self) -> list[int]:
         return [nbytes for each in self.of_each for nbytes in each.gradient_sizes()]

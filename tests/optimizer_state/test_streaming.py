@@ -220,6 +220,22 @@ def test_a_least_budget_is_that_with_which_state_and_gradients_stream():
         lmswap.disable(model)
 
 
+@pytest.mark.cpu_only("in an arena the step's memory stays its own")
+def test_an_update_takes_memory_that_the_step_has_given_back(resident):
+    def least_bytes(streams):
+        model, optimizer = large()
+        lmswap.enable(model, "2GiB", optimizer=optimizer, weights="keep")
+        if streams:
+            stream_all(model)
+        model(torch.randn(1024, 512)).square().mean()
+        step, plans = session_of(model).current_step(), session_of(model).plans
+        found = plans.least_bytes(step.merged.program, step.costs, step.allowance.at_start())
+        lmswap.disable(model)
+        return found - step.allowance.base_bytes
+
+    assert least_bytes(streams=False) - least_bytes(streams=True) >= 32 * 2**20  # all of the state
+
+
 def test_state_that_fits_stays_as_it_is():
     model, optimizer = made()
     lmswap.enable(model, "1GiB", optimizer=optimizer)
