@@ -90,6 +90,7 @@ class BudgetTracker:
         # Of growth, what existed at its start is no part.
         self._uncounted = trained.measure() if device_type == "cpu" else TrainedMemory()
         self._fragments = device_type == "cuda" and arena is None  # the CPU's heap remaps pages instead
+        self._reuses_step = device_type == "cpu"  # else updates find an arena, or fragments
         self._share, self._notes, self._max_peak_bytes = options.budget_share, notes, 0
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         # The bytes of "auto", which limit a share.
@@ -185,8 +186,8 @@ class BudgetTracker:
             trained=trained,
             optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
             window_bytes=self._window_bytes() - self._reused_bytes() if trains else 0,
-            reuses_step=self._arena is None,
-            update_bytes=self._window_bytes() if trains and self._arena is None else 0,
+            reuses_step=self._reuses_step,
+            update_bytes=self._window_bytes() if trains and self._reuses_step else 0,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
@@ -239,9 +240,9 @@ class BudgetTracker:
         return updates.window_bytes() if updates is not None else 0
 
     def _reused_bytes(self) -> int:
-        """Return what updates take of memory that the step has given back; in an arena it stays the step's."""
+        """Return what updates take of memory that the step has given back."""
         updates = self._trained.updated_in_chunks
-        return updates.window_bytes() - updates.backward_bytes() if updates is not None and self._arena is None else 0
+        return updates.window_bytes() - updates.backward_bytes() if updates is not None and self._reuses_step else 0
 
     def settled_margin_bytes(self, program: Program) -> int:
         """Return the margin of steps of ``program`` whose growth is known."""

@@ -54,8 +54,5 @@ class PlanRequest:
 def with_update(costs: OpCosts, allowance: Allowance) -> OpCosts:
     """Return ``costs`` of a step whose last op takes at least what the update takes of the step's memory."""
     last = len(costs.scratch_bytes) - 1
-    return (
-        costs.with_scratch({last: allowance.update_bytes})
-        if allowance.update_bytes > costs.scratch_bytes[last]
-        else costs
-    )
+    takes_more = allowance.update_bytes > costs.scratch_bytes[last]
+    return costs.with_scratch({last: allowance.update_bytes}) if takes_more else costs
