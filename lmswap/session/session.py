@@ -742,7 +742,7 @@ class Session:
         program, allowance = split
         return min(least_bytes, self.plans.least_bytes(program, step.costs, allowance, streams=True))
 
-    def _least_refusal(self, refusal: PlanInfeasible, program: Program, costs: OpCosts) -> PlanInfeasible:
+    def _refusal_if_streamed(self, refusal: PlanInfeasible, program: Program, costs: OpCosts) -> PlanInfeasible:
         """Return ``refusal`` of a step, or that of the step if as much streams as can, if that needs less."""
         if (split := self._largest_split(program, self.budget.allowance(program, in_chunks=True))) is None:
             return refusal
@@ -796,7 +796,7 @@ class Session:
                 if not self.traces.evict_half():
                     is_split = self._stream_state(merged.program, costs)
                     if not is_split:
-                        raise self._least_refusal(refusal, merged.program, costs) from None
+                        raise self._refusal_if_streamed(refusal, merged.program, costs) from None
             else:
                 if is_split or not step.moves or not self._stream_state(merged.program, step.costs, step):
                     return step
