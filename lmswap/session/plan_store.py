@@ -387,7 +387,7 @@ class StepPlans:
         program, allowance = step.merged.program, step.allowance.at_start()
         unmoved_margin_bytes = self._budget.unmoved(allowance, program).margin_bytes
         fixed = replace(allowance.account, unmoved_margin_bytes=unmoved_margin_bytes)
-        return replace(program, fixed=fixed, scratch_bytes=step.costs.scratch_bytes)
+        return replace(program, fixed=fixed, scratch_bytes=with_update(step.costs, allowance).scratch_bytes)
 
     def remember(self, program: Program, planned: CachedPlan) -> None:
         """Write a plan to the cache, for the next process that runs ``program``."""
@@ -417,7 +417,8 @@ class StepPlans:
         if plan.budget_bytes > allowance.budget_bytes:
             return  # of a graph whose step was not known yet, or a plan that was kept though it exceeds the budget
         # Assumed memory of a loss is no reason for refusal, as for a budget.
-        lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
+        costs = with_update(without_losses(pinned.costs, program), allowance)
+        lean = simulate(program, costs, pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
         max_bytes, choices = allowance.budget_bytes - before_bytes, self._retention.choices
         places, _ = self._planner.first_layout(program, pinned.costs, plan, choices, max_bytes)
