@@ -92,6 +92,15 @@ class ChunkedUpdates:
         return self._moves_parameters and any(map(_is_foreach, self.optimizer.param_groups))
 
     @property
+    def may_write_gradients(self) -> bool:
+        """Whether updates may write gradients, which versions do not show (torch 2.13).
+
+        Fused and foreach ones do: the division by a GradScaler's scale, and Nesterov's momentum on a GPU.
+        """
+        is_loop = not any(_is_fused(group) or _is_foreach(group) for group in self.optimizer.param_groups)
+        return not (is_loop and type(self.optimizer).__module__.startswith("torch.optim."))
+
+    @property
     def streamed_bytes(self) -> int:
         """Bytes of the part of the state that streams."""
         streamed = self.streamed
@@ -294,11 +303,7 @@ class ChunkedUpdates:
 
     def _drop_unchanged(self, updated: Sequence[Fetched]) -> list[Fetched]:
         """Return ``updated`` without the gradients that torch's own update has only read; their copies are dropped."""
-        # Fused and foreach updates may write gradients, which versions do not show (torch 2.13): the division by a
-        # GradScaler's scale, and Nesterov's momentum on a GPU.
-        is_loop = not any(_is_fused(group) or _is_foreach(group) for group in self.optimizer.param_groups)
-        is_torchs = type(self.optimizer).__module__.startswith("torch.optim.")
-        for fetched in updated if is_torchs and is_loop else ():
+        for fetched in () if self.may_write_gradients else updated:
             gradient, version = self._versions.get(storage_id(fetched.storage), (None, 0))
             if gradient is not None and version_of(gradient) == version:
                 self._host_copies.drop_fetched(fetched)

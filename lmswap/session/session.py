@@ -643,7 +643,7 @@ class Session:
         copied_bytes = self.state_bytes
         if self.updates and step is not None:
             copied_bytes += trained_bytes(step.plan, step.merged.program)
-        return copied_bytes, copied_bytes + added_bytes
+        return copied_bytes + self.updates.rewritten_bytes, copied_bytes + added_bytes
 
     def notes_on_cpu_updates(self, step: PlannedStep | None) -> Iterator[str]:
         """Yield a sentence for reports on updates on the CPU after ``step``, if they run there."""

@@ -68,6 +68,12 @@ class Updates:
         return sum(sizes) if self.gradients.are_streamed else 0
 
     @property
+    def rewritten_bytes(self) -> int:
+        """Bytes of the gradients that stream and that updates copy out again, as they may have written them."""
+        sizes = (sum(each.gradient_sizes()) for each in self.of_each if each.may_write_gradients)
+        return sum(sizes) if self.gradients.are_streamed else 0
+
+    @property
     def streams_any(self) -> bool:
         """Whether state or gradients stream; parameters move by plans."""
         return bool(self.streamed) or self.gradients.are_streamed

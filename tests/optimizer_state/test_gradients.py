@@ -323,7 +323,8 @@ def test_the_report_predicts_copies_of_gradients_that_are_added_to():
         train(model, optimizer, 2, backwards=backwards)
         session, report = session_of(model), lmswap.report(model)
         out_bytes, in_bytes = session.state_copied_bytes(session.current_step())
-        assert in_bytes - out_bytes == report.state_in_bytes - report.state_out_bytes, backwards
+        more_bytes = (in_bytes - out_bytes) - (report.state_in_bytes - report.state_out_bytes)
+        assert abs(more_bytes) <= model.unused.nbytes, backwards  # whose gradient never comes
 
 
 def test_disabling_frees_host_copies_of_gradients(no_garbage):
