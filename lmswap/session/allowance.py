@@ -58,7 +58,7 @@ class Allowance:
     optimizer_reserve_bytes: int = 0  # the part of the planned reserve that is for optimizer state
     window_bytes: int = 0  # the part of the reserve that updates take and give back: state that exists is no part of it
     reuses_step: bool = False  # updates take memory that the step's tensors have given back; not from an arena
-    update_bytes: int = 0  # what they take of that
+    update_bytes: int = 0  # what they take of that, beside the window
     device_type: str = ""
     counts_parameters: bool = False
 

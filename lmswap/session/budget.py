@@ -187,7 +187,7 @@ class BudgetTracker:
             optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
             window_bytes=self._window_bytes() - self._reused_bytes() if trains else 0,
             reuses_step=self._reuses_step,
-            update_bytes=self._window_bytes() if trains and self._reuses_step else 0,
+            update_bytes=self._reused_bytes() if trains else 0,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
