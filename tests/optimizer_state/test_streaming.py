@@ -15,7 +15,6 @@ from lmswap.errors import NotManaged, OptionError, PlanInfeasible, TierError, Tr
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
 from lmswap.session.weights import Weights
-from tests.resident import memory_of_tensors
 from tests.training import session_of
 
 WIDTH, LAYERS = 128, 6
@@ -198,26 +197,25 @@ def test_state_that_the_tier_cannot_hold_is_refused_before_a_step_runs(no_garbag
 
 
 @pytest.mark.cpu_only("growth of a process")
-def test_a_least_budget_is_that_with_which_state_and_gradients_stream():
+def test_a_least_budget_is_that_with_which_state_and_gradients_stream(resident):
     expected = train_large(*large())
-    with memory_of_tensors():
-        model, optimizer = large()
-        lmswap.enable(model, "2GiB", optimizer=optimizer, weights="swap")
+    model, optimizer = large()
+    lmswap.enable(model, "2GiB", optimizer=optimizer, weights="swap")
+    model(torch.randn(8, 512))
+    least_bytes = lmswap.least_budget(model)
+    lmswap.disable(model)
+    model, optimizer = large()
+    lmswap.enable(model, "20MiB", optimizer=optimizer, weights="swap")
+    with pytest.raises(PlanInfeasible, match=r"cannot fit this step into 20\.0 MiB") as refusal:
         model(torch.randn(8, 512))
-        least_bytes = lmswap.least_budget(model)
-        lmswap.disable(model)
-        model, optimizer = large()
-        lmswap.enable(model, "20MiB", optimizer=optimizer, weights="swap")
-        with pytest.raises(PlanInfeasible, match=r"cannot fit this step into 20\.0 MiB") as refusal:
-            model(torch.randn(8, 512))
-        lmswap.disable(model)
-        assert refusal.value.needed_bytes <= least_bytes < 80 * 2**20  # while all is resident, 90 and 98 MiB
-        model, optimizer = large()
-        lmswap.enable(model, refusal.value.needed_bytes, optimizer=optimizer, weights="swap")
-        assert same(train_large(model, optimizer), expected)
-        assert session_of(model).gradients.are_streamed
-        assert len(non_resident(model, optimizer)) == 32
-        lmswap.disable(model)
+    lmswap.disable(model)
+    assert refusal.value.needed_bytes <= least_bytes < 80 * 2**20  # while all is resident, 90 and 98 MiB
+    model, optimizer = large()
+    lmswap.enable(model, refusal.value.needed_bytes, optimizer=optimizer, weights="swap")
+    assert same(train_large(model, optimizer), expected)
+    assert session_of(model).gradients.are_streamed
+    assert len(non_resident(model, optimizer)) == 32
+    lmswap.disable(model)
 
 
 @pytest.mark.cpu_only("in an arena the step's memory stays its own")
