@@ -2,8 +2,9 @@
 
 When an input has a second size Dynamo traces one graph for all sizes. A byte budget needs numbers: the graph is lowered
 and planned for those of one call, or for the largest of their bucket. A plan that moves nothing serves all sizes whose
-step fits the budget unchanged, one that moves tensors those of its bucket; both run with the sizes of each call. For
-other buckets the trace is lowered and planned again. Where a region cannot be traced so, each kind of call has a trace.
+step fits the budget unchanged, one that moves tensors those of its bucket, and smaller ones until a plan of their own
+pays; both run with the sizes of each call. For other buckets the trace is lowered and planned again. Where a region
+cannot be traced so, each kind of call has a trace.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class NotSymbolic(Exception):
 
 class Captured(Protocol):
     """What runs in place of a region."""
+
+    @property
+    def unmoved_bytes(self) -> int:
+        """Bytes that the largest sizes that its plan serves take if nothing is moved."""
 
     def __call__(self, *arguments: Any, sizes: Sizes | None = None) -> Any:
         """Return the region's results for ``arguments`` of ``sizes``.
@@ -124,6 +129,12 @@ class SizedEntry:
         other.symbolic, other.function = self.symbolic, captured.for_sizes(sizes, evicting(other))
         return other
 
+    @property
+    def unmoved_bytes(self) -> int:
+        """See `Captured`."""
+        captured: Captured = self.function  # type: ignore[assignment]
+        return captured.unmoved_bytes
+
     def run(self, arguments: Sequence[Any], sizes: Sizes | None) -> Any:
         """Return the region's results.
 
@@ -197,12 +208,13 @@ class _DynamicRegion:
         return self._sizes.of(arguments)
 
     def _serving(self, aliases: Aliases, sizes: Sizes | None) -> list[SizedEntry]:
-        """Return the captures of other sizes whose trace holds for a call, the newest first."""
+        """Return the captures of other sizes whose trace holds for a call, those for the smallest sizes first."""
         if sizes is None:
             return []
         traces = {entry.symbolic for entry in self._entries if entry.symbolic is not None and entry.aliases == aliases}
         holding = {trace for trace in traces if trace.serves(sizes)}
-        return [entry for entry in reversed(self._entries) if entry.symbolic in holding]
+        serving = [entry for entry in reversed(self._entries) if entry.symbolic in holding]
+        return sorted(serving, key=lambda entry: entry.unmoved_bytes)
 
     def forget(self, entry: SizedEntry) -> None:
         self._entries = [other for other in self._entries if other is not entry]

@@ -54,6 +54,7 @@ from lmswap.runtime.partial_backward import (
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
+from lmswap.session.borrowed_plans import BorrowedPlans
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.weights import Placeable
 from lmswap.torch_compat.dynamo_cache import CacheEntry
@@ -84,7 +85,9 @@ class CapturedGraph:
         self._sizes: Sizes = symbolic.sizes if symbolic is not None else {}  # of its program
         self._planned_for = self._ran_for = self._sizes  # that its plan has room for, and of its last run
         self._keeps_sizes = True  # its code runs with those of each call
-        self._fitting: set[frozenset[Any]] = set()  # other sizes that its plan has room for
+        # Other sizes that its plan has room for; by these, the seconds that a run loses to moves for larger sizes.
+        self._fitting: dict[frozenset[Any], float] = {}
+        self._borrowed = BorrowedPlans()  # of all graphs of its trace
         self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
         self.input_names = input_names(module.graph)
         self.program: Program
@@ -111,7 +114,7 @@ class CapturedGraph:
     def clone_for_run(self, index: int) -> CapturedGraph:
         """Return the same region under another number, to be planned separately."""
         clone = copy.copy(self)
-        clone.index, clone.again, clone.handover, clone._fitting = index, [], OutputLiveness(), set()
+        clone.index, clone.again, clone.handover, clone._fitting = index, [], OutputLiveness(), {}
         return clone
 
     def for_sizes(self, sizes: Sizes, index: int, entry: Eviction) -> CapturedGraph:
@@ -162,17 +165,26 @@ class CapturedGraph:
         if self.session.options.compiler == "fx" and has_flex_attention(module):
             self.session.note_on_graphs(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)
+        started = perf_counter()
         self._take(compile_region(module, inputs, _PlannedGraph(self), given))
+        self._borrowed.planning_seconds = perf_counter() - started
 
     def capture_again(self) -> None:
         """Plan and compile the region, as it was traced, for its sizes; see `for_sizes`."""
+        started = perf_counter()
         self._take(self._compiled.compile_for(self._sizes, _PlannedGraph(self)))
+        self._borrowed.planning_seconds = perf_counter() - started
+
+    @property
+    def unmoved_bytes(self) -> int:
+        """The peak of its own tensors, for the sizes that its plan is made for, if it moved none."""
+        return self._unmoved_bytes(self._planned_for)
 
     def fit(self, sizes: Sizes | None) -> None:
         """Let its plan serve a call of ``sizes``; None are those of the trace.
 
         Raises:
-            SizesOutgrown: the plan is that of another bucket of sizes, or has no room for them.
+            SizesOutgrown: the plan has no room for them, or one of their own pays.
         """
         if sizes is not None and sizes != self._planned_for and self._symbolic is not None:
             self._fit_others(sizes)
@@ -182,6 +194,10 @@ class CapturedGraph:
         self.last_step = self.session.recorder.num_steps
         if sizes is not None and self._symbolic is not None:
             self._ran_for = sizes
+            if lost_seconds := self._fitting.get(frozenset(sizes.items()), 0.0):
+                self._borrowed.note_run(sizes, lost_seconds)
+                if self._borrowed.have_cost_a_plan(sizes):
+                    self._fitting.clear()
 
     def _fit_others(self, sizes: Sizes) -> None:
         if (key := frozenset(sizes.items())) in self._fitting:
@@ -189,32 +205,36 @@ class CapturedGraph:
         if not self._keeps_sizes or not self.session.may_share_plans:
             raise SizesOutgrown
         assert self._growth is not None
-        step = self.session.plans[self.follows]
-        if step.moves and not self._can_move(sizes, step):
-            raise SizesOutgrown
+        step, lost_seconds = self.session.plans[self.follows], 0.0
+        if step.moves:
+            if not self._has_tier_room(sizes, step):
+                raise SizesOutgrown
+            if not self._is_near(sizes):
+                if self._borrowed.have_cost_a_plan(sizes):
+                    raise SizesOutgrown
+                lost_seconds = _excess_seconds(self._step_for(step, sizes))
         if not self._growth.is_within(sizes, self._planned_for):
             self._plan_for(sizes, step)
         if len(self._fitting) >= _MAX_FITTING:
             self._fitting.clear()
-        self._fitting.add(key)
+        self._fitting[key] = lost_seconds
 
-    def _can_move(self, sizes: Sizes, step: PlannedStep) -> bool:
-        """Whether the plan of ``step`` is one for ``sizes``, and its tier has room for them."""
+    def _has_tier_room(self, sizes: Sizes, step: PlannedStep) -> bool:
+        """Whether what the plan of ``step`` swaps takes no more of its tier for ``sizes``."""
         assert self._growth is not None
         first = step.merged.buffer_offsets[step.graphs.index(self.index)]
         runs = schedule(step.merged.program, step.plan.recomputes)
         swapped = {runs.buffers[swap.buffer] - first for swap in step.plan.swaps}
-        return self._is_near(sizes) and self._growth.is_within(sizes, self._planned_for, swapped)
+        return self._growth.is_within(sizes, self._planned_for, swapped)
 
     def _is_near(self, sizes: Sizes) -> bool:
         """Whether a plan that moves tensors is not made for much larger ``sizes``: it would move more than needed."""
         planned = self._planned_for
         if all(bucket_edge(size) == bucket_edge(planned[symbol]) for symbol, size in sizes.items()):
             return True
-        return self._unmoved_bytes(planned) <= _NEAR * self._unmoved_bytes(sizes)
+        return self.unmoved_bytes <= _NEAR * self._unmoved_bytes(sizes)
 
     def _unmoved_bytes(self, sizes: Sizes) -> int:
-        """Return the peak of its own tensors if its plan moved none."""
         return StepMemory(self._program_for(self.program, 0, sizes), self.costs).peak.nbytes
 
     def _plan_for(self, sizes: Sizes, step: PlannedStep) -> None:
@@ -585,6 +605,10 @@ def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
             graphs.append(graph.again[-1])
         runs.append(index if number == 0 else graph.again[number - 1].index)
     return tuple(runs)
+
+
+def _excess_seconds(step: PlannedStep) -> float:
+    return step.plan.predicted_seconds - step.costs.free_seconds if step.moves else 0.0
 
 
 def _scaled(costs: OpCosts, program: Program, sized: Program) -> OpCosts:

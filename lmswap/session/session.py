@@ -845,6 +845,11 @@ class _GraphCall:
         # A `ModelCall` runs the graphs, or torch.compile.
         self._begin = self._own.begin_graph if session.has_hooks else self._own.begin_call
 
+    @property
+    def unmoved_bytes(self) -> int:
+        """See `Captured`."""
+        return self._graph.unmoved_bytes
+
     def __call__(self, *arguments: Any, sizes: Sizes | None = None) -> Any:
         """See `Captured`."""
         session, graph = self._session, self._graph

@@ -9,6 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.api import _session
 from lmswap.session import budget
+from lmswap.session.borrowed_plans import BorrowedPlans
 
 pytestmark = [
     pytest.mark.cpu_only("on a GPU tensors have offsets, which are those of one size"),
@@ -139,6 +140,20 @@ def test_sizes_whose_steps_do_not_fit_share_the_plans_of_their_buckets():
     assert not any(moved[length] for length in (31, 33, 16, 48))
     assert planned_sizes(model) == [(31,), (128,)]
     assert lmswap.report(model).num_sized_plans == 2
+    lmswap.disable(model)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
+@pytest.mark.parametrize("pays", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_smaller_sizes_run_by_the_plan_of_larger_ones_until_one_of_their_own_pays(pays, monkeypatch):
+    monkeypatch.setattr(BorrowedPlans, "have_cost_a_plan", lambda self, sizes: pays)
+    batches = calls([24, 40, 31, 128, 104, 100])
+    model = enabled(made(), budget=(least_bytes(48) + least_bytes(128)) // 2)
+    assert same(trained(model, batches), trained(made(), batches))
+    assert planned_sizes(model) == [(31,), (128,), *[(112,)] * pays]
+    report = lmswap.report(model)
+    assert report.swapped_out_bytes + report.recomputed_bytes
     lmswap.disable(model)
 
 
