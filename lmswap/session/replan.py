@@ -97,12 +97,13 @@ class Replanner:
         return run if run is not None and self._plans.get(run.graphs) is not None else None  # it may be evicted
 
     @collection_paused()
-    def apply(self, run: StepRun, released: Callable[[], frozenset[int]]) -> bool:
+    def apply(self, run: StepRun, released: Callable[[], frozenset[int]], *, effort: int) -> bool:
         """Count what ``run`` has shown, and replan its step if that is a cause, before one like it runs.
 
         Args:
             run: of the step.
             released: returns, once, the outputs and tangents that the caller did not hold.
+            effort: of a search.
 
         Returns:
             True if its graphs have to be compiled for another plan.
@@ -119,11 +120,11 @@ class Replanner:
             self._memory.trim()  # the highest peak of its gradients is more than they will need
         self._plans.store(step)
         policy, is_fixed = self._options.policy, self._options.plan is not None
-        found = triggers(before, step, seen, policy=policy, is_fixed=is_fixed)
+        found = triggers(before, step, seen, policy=policy, is_fixed=is_fixed, effort=effort)
         is_calibrated = before.history.phase is Phase.CALIBRATED is not step.history.phase
         may_follow = is_calibrated and all(isinstance(trigger, UnusedMargin) for trigger in found)
         if not (may_follow and self._follow_other_rank(step)) and found:
-            self._replan(step, found, is_priced=is_priced)
+            self._replan(step, found, is_priced=is_priced, effort=effort)
         if (excess := next((each for each in found if isinstance(each, CompressedExcess)), None)) is not None:
             self._settle_compression(step, excess)
         return not self._plans[run.graphs].runs_as(before)
@@ -276,7 +277,7 @@ class Replanner:
         self._plans.remember(step.merged.program, priced)
         return priced
 
-    def _replan(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
+    def _replan(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool, effort: int) -> None:
         """Answer the triggers ``found`` for ``step``: by a cached plan, or by one search. Add a note."""
         program = step.merged.program
         if self._options.plan is not None:
@@ -290,11 +291,11 @@ class Replanner:
             # This rank keeps its plan, and follows the new one from the next step on.
             found = [trigger for trigger in found if not trigger.is_timed]
         if found:
-            self._search(step, found, is_priced=is_priced)
+            self._search(step, found, is_priced=is_priced, effort=effort)
         if any(trigger.is_timed for trigger in found):
             self._plans.publish_replan(program, self._plans[step.graphs])
 
-    def _search(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
+    def _search(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool, effort: int) -> None:
         """Search a plan that answers the triggers ``found`` for ``step``, and activate it. Add a note."""
         program, why = step.merged.program, _reason(found)
         growth = [trigger for trigger in found if isinstance(trigger, (HeldGrowth, InUseGrowth))]
@@ -302,7 +303,7 @@ class Replanner:
             self._notes.append(f"the plan stays as it was {self._after_step()}: {why}, and no plan takes less")
             return
         request = self._plans.request(program, step.costs, step.machine, step.allowance)
-        request = merged(step, found, request, is_priced=is_priced)
+        request = merged(step, found, request, is_priced=is_priced, effort=effort)
         outgrown_bytes = step.history.outgrown_bytes + sum(trigger.nbytes for trigger in growth)
         step = replace(step, history=replace(step.history, outgrown_bytes=outgrown_bytes))
         if growth:

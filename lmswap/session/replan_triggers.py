@@ -36,7 +36,7 @@ from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
 
 # After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
 # that by measured costs may be slower than the best by more than this share. A smaller gain is ignored.
-_SECOND_EFFORT = 4
+SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
 # Memory that becomes available once growth is known causes replanning if it exceeds this share of the budget.
 _WORTH_USING = 0.04
@@ -98,7 +98,7 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
 
 
 def triggers(
-    before: PlannedStep, step: PlannedStep, seen: StepObservation, *, policy: str, is_fixed: bool
+    before: PlannedStep, step: PlannedStep, seen: StepObservation, *, policy: str, is_fixed: bool, effort: int
 ) -> tuple[Trigger, ...]:
     """Return the reasons to replan a step, in the order in which they are reported.
 
@@ -108,13 +108,14 @@ def triggers(
         seen: what its run has shown.
         policy: of the model.
         is_fixed: whether the plans are those of a file, which no gain can replace.
+        effort: of a search that answers them. The plan was searched with an effort of 1.
     """
     found = (*_of_memory(before, step, seen), *_of_tier(before, seen))
     if before.history.phase is step.history.phase:
         return found
     if step.history.phase is Phase.CALIBRATED and seen.calibration is not None:
         found += tuple(_of_calibration(step, seen.calibration, seen, has_grown=bool(found)))
-        return found or tuple(_of_slowness(step, policy))
+        return found or (tuple(_of_slowness(step, policy)) if effort > 1 else ())
     if step.history.phase is Phase.FINAL:
         if step.is_outgrown and not found:
             return (WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes),)
@@ -123,7 +124,9 @@ def triggers(
     return found
 
 
-def merged(step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *, is_priced: bool) -> PlanRequest:
+def merged(
+    step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *, is_priced: bool, effort: int
+) -> PlanRequest:
     """Return ``request`` for ``step`` so that its plan answers all triggers ``found``.
 
     From the second growth on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
@@ -133,7 +136,7 @@ def merged(step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *,
     is_gain = all(isinstance(trigger, SlowPlan) for trigger in found)
     return replace(
         request,
-        effort=_SECOND_EFFORT,
+        effort=effort,
         ahead_bytes=2 * step.history.outgrown_bytes if grows else 0,
         priced=step.plan if is_priced else None,
         max_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds if is_gain else math.inf,

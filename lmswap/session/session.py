@@ -82,6 +82,7 @@ from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
+from lmswap.session.replan_triggers import SECOND_EFFORT
 from lmswap.session.retention import RetentionEstimate
 from lmswap.session.state_split import best_split, largest_split, trained_bytes, update_seconds
 from lmswap.session.step_sequence import RunOrder, StepOrder
@@ -409,12 +410,18 @@ class Session:
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
         if run:
-            if self._replanner.apply(run, lambda: self._released(run.graphs)):
+            # A plan of sizes that vary serves a part of the steps only, and others will be searched, too.
+            effort = 1 if any(map(self._serves_sizes, run.graphs)) else SECOND_EFFORT
+            if self._replanner.apply(run, lambda: self._released(run.graphs), effort=effort):
                 self._compile(run.graphs)
             if self.recorder.times_ops:
                 self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
         elif is_usual and ended is not None and ended.trains and isinstance(graph, CapturedGraph):
             self._expect_repeats(graph, ended)
+
+    def _serves_sizes(self, index: int) -> bool:
+        graph = self._graph(index)
+        return isinstance(graph, CapturedGraph) and graph.has_sizes
 
     def _expect_repeats(self, graph: CapturedGraph, ended: EndedStep) -> None:
         """Let steps that begin with ``graph`` repeat ``ended`` without a look at it, if its plan moves nothing."""

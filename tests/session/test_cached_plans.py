@@ -171,9 +171,9 @@ def test_planning_between_steps_takes_free_heap_memory_only_as_needed(monkeypatc
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
     counted, apply = [], replan.Replanner.apply
 
-    def count(replanner, run, released):
+    def count(replanner, run, released, *, effort):
         before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
-        is_another = apply(replanner, run, released)
+        is_another = apply(replanner, run, released, effort=effort)
         if replanner._plans[run.graphs].history.phase is not Phase.CALIBRATED:
             return is_another
         after = _C.heap_stats()

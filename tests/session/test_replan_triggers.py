@@ -76,13 +76,13 @@ def shown(step: PlannedStep, **fields) -> StepObservation:
     return StepObservation(step.history, 0, held_bytes, **fields)
 
 
-def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False):
-    return triggers(before, counted(before, seen), seen, policy=policy, is_fixed=is_fixed)
+def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False, effort=4):
+    return triggers(before, counted(before, seen), seen, policy=policy, is_fixed=is_fixed, effort=effort)
 
 
 def requested(step: PlannedStep, found, *, is_priced=True) -> PlanRequest:
     request = PlanRequest(step.merged.program, step.costs, step.machine, step.allowance, Retention.ACCUMULATED, "auto")
-    return merged(step, found, request, is_priced=is_priced)
+    return merged(step, found, request, is_priced=is_priced, effort=4)
 
 
 def in_phase(phase: Phase, **fields) -> History:
@@ -347,7 +347,7 @@ def test_a_plan_not_proven_optimal_is_searched_longer():
     assert found(step, calibrated(step)) == (SlowPlan(excess),)
     for other in (replace(step, origin=FROM_CACHE), replace(step, is_overdrawn=True)):
         assert found(other, calibrated(other)) == ()
-    assert found(step, calibrated(step), policy="swap_all") == ()
+    assert found(step, calibrated(step), policy="swap_all") == found(step, calibrated(step), effort=1) == ()
     off = calibration(step, measured=20.0)
     assert [type(trigger) for trigger in found(step, calibrated(step, calibration=off))] == [PredictionOff]
 

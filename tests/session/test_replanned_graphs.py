@@ -158,7 +158,7 @@ def plans(monkeypatch):
     """The plans made so far; each step is replanned."""
     made = []
 
-    def apply(self, run, _):
+    def apply(self, run, _, *, effort):
         step = self._plans[run.graphs]
         made.append(self._plans.make(run.graphs, step.merged, step.costs).plan)
         return True
