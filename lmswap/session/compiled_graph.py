@@ -55,7 +55,7 @@ from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.borrowed_plans import BorrowedPlans
-from lmswap.session.planned_step import PlannedStep
+from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.weights import Placeable
 from lmswap.torch_compat.dynamo_cache import CacheEntry
 from lmswap.torch_compat.sized_graphs import is_sized
@@ -71,6 +71,9 @@ _MAX_FITTING = 1024  # sizes that are known to fit: numbers may be new in each s
 _MAX_LESS = 4  # by which the largest sizes of a bucket that can be planned are searched below its edge
 # A plan serves sizes of other buckets, too, if without swaps they take nearly the memory that it is made for.
 _NEAR = 1.1
+# Seconds of an op are known from sizes whose steps take up to so many times the bytes: those of the next bucket are at
+# most 1.25 times as large, and take at most 1.6 times the bytes.
+_SIMILAR = 1.6
 
 
 class CapturedGraph:
@@ -254,6 +257,18 @@ class CapturedGraph:
     def as_it_ran(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, the plan that it follows, for the sizes of its last run."""
         return step if self._ran_for == self._planned_for else self._step_for(step, self._ran_for)
+
+    def seconds_for(self, program: Program) -> Sequence[float]:
+        """Return the seconds of the ops of ``program``, its own for other sizes, as its steps have shown.
+
+        It is empty if they have not, or if their sizes are much smaller or larger.
+        """
+        step = self.session.plans.get((self.index,))
+        if step is None or step.history.phase < Phase.CALIBRATED or not _are_same_ops(step.merged.program, program):
+            return ()
+        costs = _scaled(step.costs, step.merged.program, program)
+        peaks = StepMemory(step.merged.program, step.costs).peak.nbytes, StepMemory(program, costs).peak.nbytes
+        return costs.seconds if max(peaks) <= _SIMILAR * min(peaks) else ()
 
     def _step_for(self, step: PlannedStep, sizes: Sizes) -> PlannedStep:
         """Return ``step`` for other ``sizes`` of this graph.
@@ -609,6 +624,12 @@ def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
 
 def _excess_seconds(step: PlannedStep) -> float:
     return step.plan.predicted_seconds - step.costs.free_seconds if step.moves else 0.0
+
+
+def _are_same_ops(program: Program, sized: Program) -> bool:
+    """Whether two programs of one trace differ in the bytes of their buffers alone."""
+    ops = [[(op.target, op.reads, op.writes) for op in each.ops] for each in (program, sized)]
+    return ops[0] == ops[1] and len(program.buffers) == len(sized.buffers)
 
 
 def _scaled(costs: OpCosts, program: Program, sized: Program) -> OpCosts:

@@ -332,7 +332,8 @@ class Session:
             graph.costs = known.costs
         else:
             with stage("timing ops", is_remembered=remembers()):
-                graph.costs = self.meter.costs(lowered.program, lowered.graphs)
+                known_seconds = self._seconds_of_other_sizes(graph, lowered.program)
+                graph.costs = self.meter.costs(lowered.program, lowered.graphs, known_seconds)
         if any("mm" in op.target for op in lowered.program.ops):  # mm, addmm, bmm, baddbmm
             allocate_cublas_workspaces(self.device)
         ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
@@ -348,6 +349,12 @@ class Session:
             # A complete step is over, though it was not ended yet.
             after = ran[-1] if ran and self.recorder.complete() is None else None
             self.plan_notes.append(crowded_out(graph.index, after))
+
+    def _seconds_of_other_sizes(self, graph: CapturedGraph, program: Program) -> Sequence[float]:
+        """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
+        traced = [each for each in self.graphs if isinstance(each, CapturedGraph) and each.trace is graph.trace]
+        shown = (each.seconds_for(program) for each in reversed(traced) if each is not graph)
+        return next(filter(None, shown), ())
 
     def check_caller(self) -> None:
         """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""

@@ -8,6 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.api import _session
+from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.session import budget
 from lmswap.session.borrowed_plans import BorrowedPlans
 
@@ -154,6 +155,28 @@ def test_smaller_sizes_run_by_the_plan_of_larger_ones_until_one_of_their_own_pay
     assert planned_sizes(model) == [(31,), (128,), *[(112,)] * pays]
     report = lmswap.report(model)
     assert report.swapped_out_bytes + report.recomputed_bytes
+    lmswap.disable(model)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
+def test_the_seconds_of_ops_of_a_new_bucket_are_scaled_from_measured_steps_of_another(monkeypatch):
+    known, costs = [], OpProfiler.costs
+
+    def note(self, program, graphs, known_seconds=()):
+        known.append(sum(known_seconds))
+        return costs(self, program, graphs, known_seconds)
+
+    monkeypatch.setattr(OpProfiler, "costs", note)
+    batches = calls([24, 40, 31, *[96] * 5, 110])
+    model = enabled(made(), budget=(least_bytes(64) + least_bytes(112)) // 2)
+    known.clear()
+    assert same(trained(model, batches), trained(made(), batches))
+    assert planned_sizes(model) == [(31,), (96,), (112,)]
+    session = _session(model)
+    step = session.plans[session.graphs[-2].follows]
+    assert known == [0, 0, 0, 0, pytest.approx(112 / 96 * step.costs.free_seconds, rel=0.2)]
     lmswap.disable(model)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Measured:
-    seconds: float | None  # None: not run, its time is estimated
+    seconds: float | None  # None: not timed, its time is estimated
     pieces: tuple[Piece, ...]
     made: tuple[torch.Tensor, ...] | None  # on the meta device
     devices: tuple[torch.device, ...] | None  # where the results really are
@@ -69,8 +69,13 @@ class OpProfiler:
         self._measured_by_signature: dict[Any, _Measured] = {}
         self._synthetic_inputs = SyntheticInputs()
 
-    def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
+    def costs(self, program: Program, graphs: Sequence[SegmentGraph], known_seconds: Sequence[float] = ()) -> OpCosts:
         """Return seconds and scratch bytes of each op; ops that reject synthetic inputs get their roofline estimate.
+
+        Args:
+            program: the ops.
+            graphs: whose they are.
+            known_seconds: of each op, if known; then a CPU's ops run only once, for their scratch bytes.
 
         Raises:
             CaptureError: an operator does not behave as its schema says.
@@ -85,7 +90,7 @@ class OpProfiler:
         to_time = {
             key: estimated.seconds[index]
             for index, key in enumerate(keys)
-            if key and key not in self._measured_by_signature
+            if key and self._is_to_run(key, is_timed=not known_seconds)
         }
         num_timed, timed_seconds, all_seconds = 0, 0.0, sum(to_time.values())
         seconds: list[float] = []
@@ -96,13 +101,13 @@ class OpProfiler:
                     seconds.append(0.0)
                     pieces.append((Piece(assumed_bytes(program)),))
                     continue
-                measured = _NOTHING if op.is_view else self._measure(node, key)
+                measured = _NOTHING if op.is_view else self._measure(node, key, is_timed=not known_seconds)
                 if key in to_time:
                     num_timed, timed_seconds = num_timed + 1, timed_seconds + to_time.pop(key)
                     set_progress(num_timed, num_timed + len(to_time), timed_seconds / (all_seconds or 1.0))
                 seconds.append(estimated.seconds[op.index] if measured.seconds is None else measured.seconds)
                 pieces.append(measured.pieces)
-        return OpCosts(tuple(seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
+        return OpCosts(tuple(known_seconds or seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
 
     def output_metadata(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
         """Return the tensors that an op makes, without their memory; None if it rejects synthetic inputs."""
@@ -135,21 +140,27 @@ class OpProfiler:
         ):
             yield
 
-    def _measure(self, node: fx.Node, key: Any = None) -> _Measured:
+    def _measure(self, node: fx.Node, key: Any = None, *, is_timed: bool = True) -> _Measured:
         for maker in seed_ops(node):
             self._measure(maker)
         key = key or _signature(node)
-        if key not in self._measured_by_signature:
-            self._measured_by_signature[key] = _NOTHING if has_no_tensor_results(node) else self._run(node)
+        if self._is_to_run(key, is_timed=is_timed):
+            found = _NOTHING if has_no_tensor_results(node) else self._run(node, is_timed=is_timed)
+            self._measured_by_signature[key] = found
         self._synthetic_inputs.record_devices(node, self._measured_by_signature[key].devices)
         return self._measured_by_signature[key]
 
-    def _run(self, node: fx.Node) -> _Measured:
+    def _is_to_run(self, key: Any, *, is_timed: bool) -> bool:
+        """Whether the op of this signature was not measured yet, or ran only once and is to be timed."""
+        measured = self._measured_by_signature.get(key)
+        return measured is None or (is_timed and measured.seconds is None and measured.made is not None)
+
+    def _run(self, node: fx.Node, *, is_timed: bool) -> _Measured:
         if str(node.target) in _LOOPS:
             return _REFUSED
         for _ in range(2):
             try:
-                return self._try(node)
+                return self._try(node, is_timed=is_timed)
             except CaptureError:
                 raise
             except torch.OutOfMemoryError:
@@ -162,15 +173,16 @@ class OpProfiler:
             self._meter.trim()
         return self._too_large(node)
 
-    def _try(self, node: fx.Node) -> _Measured:
+    def _try(self, node: fx.Node, *, is_timed: bool) -> _Measured:
         args, kwargs = self._synthetic_inputs.arguments(node)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         if is_extension_op(node):
             check_schema(node, args, kwargs)
         if self._device.type == "cpu":
-            trial = time_on_cpu(lambda: target(*args, **kwargs), self._meter)
+            trial = time_on_cpu(lambda: target(*args, **kwargs), self._meter, is_timed=is_timed)
             _check_storages(node, trial.made)
-            return _measured(trial, None)
+            measured = _measured(trial, None)
+            return measured if is_timed else replace(measured, seconds=None)
         states = rng_states(self._device) if is_random(node) else None
 
         def run() -> Any:

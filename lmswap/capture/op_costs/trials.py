@@ -39,11 +39,11 @@ class Trial:
     repeats: bool  # results were bitwise identical each time; assumed on a CPU
 
 
-def time_on_cpu(run: Callable[[], Any], meter: DeviceMemory) -> Trial:
-    """Run an op on the CPU twice, and a third time if the second was faster and short."""
+def time_on_cpu(run: Callable[[], Any], meter: DeviceMemory, *, is_timed: bool = True) -> Trial:
+    """Run an op on the CPU twice, and a third time if the second was faster and short; once unless ``is_timed``."""
     best, scratch = float("inf"), 0
     made: list[torch.Tensor] = []
-    for repeat in range(_REPEATS):
+    for repeat in range(_REPEATS if is_timed else 1):
         made.clear()
         meter.synchronize()
         meter.reset_tensor_peak()

@@ -33,6 +33,27 @@ def test_every_op_of_a_model_is_timed_and_none_is_only_estimated(name, monkeypat
     assert not caplog.messages
 
 
+def test_ops_whose_seconds_are_known_run_once_and_are_timed_if_they_are_asked_for(monkeypatch):
+    case, runs, run = CASES["resnet"], [], benchmark.time_on_cpu
+
+    def count(*given, is_timed):
+        runs.append(is_timed)
+        return run(*given, is_timed=is_timed)
+
+    monkeypatch.setattr(benchmark, "time_on_cpu", count)
+    meter = OpProfiler(torch.device("cpu"), NoMemory(), unit)
+    (lowered,) = capture(case.make(), case.batch())[0].lowered
+    known = meter.costs(lowered.program, lowered.graphs, [float(op.index) for op in lowered.program.ops])
+    assert known.seconds == tuple(map(float, range(len(lowered.program.ops))))
+    num_distinct = len(runs)
+    assert not any(runs)
+    timed = meter.costs(lowered.program, lowered.graphs)
+    assert runs[num_distinct:] == [True] * num_distinct
+    assert timed.scratch_bytes == known.scratch_bytes
+    meter.costs(lowered.program, lowered.graphs, known.seconds)
+    assert len(runs) == 2 * num_distinct
+
+
 PROBABILITIES = {
     "binary_cross_entropy": lambda x: nn.functional.binary_cross_entropy(x, x.detach()),
     "bernoulli": lambda x: x * torch.bernoulli(x.detach()),

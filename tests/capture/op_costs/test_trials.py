@@ -51,3 +51,9 @@ def test_an_op_runs_a_third_time_only_where_that_may_show_more(monkeypatch, seco
 
     assert time_on_cpu(run, _NoMemory()).seconds == pytest.approx(best)
     assert len(seconds) - len(due) == num_runs
+
+
+def test_an_op_that_is_not_timed_runs_once():
+    runs = []
+    time_on_cpu(lambda: runs.append(1) or torch.ones(1), _NoMemory(), is_timed=False)
+    assert runs == [1]
