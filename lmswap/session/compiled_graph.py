@@ -137,16 +137,22 @@ class CapturedGraph:
         """Whether its trace serves sizes that vary."""
         return self._symbolic is not None
 
-    def bucket_of(self, sizes: Sizes) -> Sizes | None:
-        """Return the largest sizes of the bucket of ``sizes``; None if these are its largest that can be planned."""
+    def sizes_to_plan_for(self, sizes: Sizes) -> Iterator[Sizes]:
+        """Yield sizes whose plans would serve ``sizes``, too, the best first; at last these themselves.
+
+        They are those of its bucket, and at the first time the declared ones: others run by their plan at once.
+        """
         assert self._symbolic is not None
+        graphs = [each for each in self.session.graphs if isinstance(each, CapturedGraph) and each.trace is self.trace]
+        largest = self._symbolic.largest(sizes)
+        if largest != sizes and all(each._sizes == self._sizes for each in graphs) and self._symbolic.serves(largest):
+            yield largest
         for less in range(_MAX_LESS):  # sizes may have to be odd, or the sum of others
             edges = {symbol: max(size, bucket_edge(size) - less) for symbol, size in sizes.items()}
-            if edges == sizes:
+            if edges != sizes and self._symbolic.serves(edges):
+                yield edges
                 break
-            if self._symbolic.serves(edges):
-                return edges
-        return None
+        yield sizes
 
     def graph_for_this_run(self) -> CapturedGraph:
         """Return the graph for the next run of this region in the current step: this one, or one of its clones."""

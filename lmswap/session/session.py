@@ -266,12 +266,13 @@ class Session:
     def capture_again(self, graph: CapturedGraph, sizes: Sizes, entry: Eviction) -> Captured:
         """Return the region of ``graph`` with a plan that serves ``sizes``, those of a call.
 
-        It is made for the largest sizes of their bucket if these fit.
+        It is made for larger ones if these fit, see `CapturedGraph.sizes_to_plan_for`.
         """
-        if (edges := graph.bucket_of(sizes)) is not None:
+        *larger, last = graph.sizes_to_plan_for(sizes)
+        for planned in larger:
             with suppress(PlanInfeasible, SizesOutgrown):
-                return self._captured_again(graph, edges, sizes, entry)
-        return self._captured_again(graph, sizes, sizes, entry)
+                return self._captured_again(graph, planned, sizes, entry)
+        return self._captured_again(graph, last, sizes, entry)
 
     def _captured_again(self, graph: CapturedGraph, planned: Sizes, sizes: Sizes, entry: Eviction) -> Captured:
         self.traces.begin()

@@ -66,6 +66,11 @@ class SymbolicRegion:
         for node, given in zip(self.module.graph.find_nodes(op="placeholder"), self.inputs, strict=True):
             node.meta["example_value"] = given
 
+    def largest(self, sizes: Sizes) -> Sizes:
+        """Return ``sizes`` with those at their largest that `torch._dynamo.mark_dynamic` declared with a ``max``."""
+        declared = {symbol: self._env.var_to_range[symbol].upper for symbol in sizes}
+        return {**sizes, **{symbol: int(size) for symbol, size in declared.items() if isinstance(size, sympy.Integer)}}
+
     def serves(self, sizes: Sizes) -> bool:
         """Return whether what was traced holds for other ``sizes``, too."""
         numbers = {symbol: sympy.Integer(number) for symbol, number in sizes.items()}

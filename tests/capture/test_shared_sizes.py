@@ -158,6 +158,17 @@ def test_smaller_sizes_run_by_the_plan_of_larger_ones_until_one_of_their_own_pay
     lmswap.disable(model)
 
 
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
+def test_declared_largest_sizes_are_planned_first_and_serve_the_others():
+    batches = calls([24, 104, 128, 110, 31, 70])
+    torch._dynamo.mark_dynamic(batches[0][0], 1, min=2, max=128)
+    model = enabled(made(), budget=(least_bytes(48) + least_bytes(128)) // 2)
+    assert same(trained(model, batches), trained(made(), batches))
+    assert planned_sizes(model) == [(24,), (128,)]
+    lmswap.disable(model)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 @pytest.mark.usefixtures("_small_margins")
