@@ -65,10 +65,10 @@ class _UnswappedGraph:
         self._function = compile_boxed(graph.module)
 
     def run(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the effects and the tensors saved for backward; ``inputs`` are not written."""
+        """Return the effects, and what is saved for backward in the order of its inputs; ``inputs`` are not written."""
         given = [value.clone() if i in self._written else value for i, value in enumerate(inputs)]
         outputs = list(self._function(list(given)))
-        return self.effects(outputs, given), outputs[self._num_outputs :]
+        return self.effects(outputs, given), sorted(outputs[self._num_outputs :], key=_is_no_number)
 
     def effects(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Return the values of ``results`` after a run."""
@@ -149,7 +149,7 @@ class UnswappedReference:
         return outputs
 
     def _run_backward(self, swapped: BoxedFunction, arguments: list[Any]) -> Any:
-        call = self._calls[int(arguments[0])]
+        call = self._calls[int(next(filter(_is_no_number, arguments)))]
         tangents = arguments[len(arguments) - (self._graphs[1].num_inputs - len(call.saved)) :]
         if not all(map(has_plain_storage, tangents)):  # `lmswap.verify.against_eager` reports that nothing is compared
             return swapped(arguments)
@@ -180,6 +180,11 @@ class UnswappedReference:
             set_rng_states(call.rng_states, self._device)
             outputs, saved = self._graphs[0].run(call.inputs)
             return outputs if which == 0 else self._graphs[1].run([*saved, *tangents])[0]
+
+
+def _is_no_number(value: Any) -> bool:
+    """Whether ``value`` is none of the numbers, which a forward returns last and its backward takes first."""
+    return not isinstance(value, (int, float))
 
 
 def call_token(number: int) -> torch.Tensor:

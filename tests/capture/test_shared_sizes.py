@@ -278,6 +278,26 @@ def test_plans_that_move_tensors_run_other_sizes_with_plain_bits(name, policy):
     lmswap.disable(model)
 
 
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
+@pytest.mark.parametrize("policy", ["swap_all", pytest.param("recompute", marks=pytest.mark.slow)])
+def test_each_size_of_a_shared_plan_is_verified(policy):
+    batches = calls([24, 40, 120, 104, 128, 97])
+    model = enabled(made(), budget=(least_bytes(48) + least_bytes(128)) // 2, policy=policy, verify=True)
+    counts = []
+
+    def count(_):
+        found = lmswap.report(model).verified
+        counts.append((found.num_plain_gradients, found.num_gradients))
+
+    assert same(trained(model, batches, after=count), trained(made(), batches))
+    (*_, before, last), num_parameters = counts, len([*model.parameters()])
+    assert [after - first for first, after in zip(before, last, strict=True)] == [num_parameters] * 2
+    assert planned_sizes(model) == [(120,), (128,)]
+    assert lmswap.report(model).verified.num_differences == 0
+    lmswap.disable(model)
+
+
 class Adapted(Tokens):
     """Its embedding and layer are frozen; a small one is trained beside it."""
 
