@@ -7,13 +7,14 @@ graphs. Programs represent it by an op of its own, with that memory as scratch b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.program import LOSS, BufferKind, Program
+from lmswap.ir.program import LOSS, BufferKind, Op, Program
 
 # Cross entropy holds its log-softmax, its gradient and the output's, all in fp32 also where the output is not.
 _ASSUMED_TENSORS, _MIN_ITEM_BYTES = 3, 4
@@ -30,38 +31,70 @@ def assumed_bytes(program: Program) -> int:
     )
 
 
+def tangent_bytes(program: Program, loss: Op) -> int:
+    """Return the bytes that the backward gets from ``loss``, whose memory grows with the sizes of a step as they do."""
+    graph = program.segment_of(loss.index).graph
+    own = (program.ops[segment.start : segment.stop] for segment in program.segments if segment.graph == graph)
+    read = {buffer for ops in own for op in ops for buffer in op.reads}
+    return sum(program.buffers[buffer].nbytes for buffer in read if _is_tangent(program, buffer))
+
+
+class _Measured(NamedTuple):
+    nbytes: int  # above what was held when the forward had run
+    tangent_bytes: int  # of what the backward got
+
+    def bytes_for(self, tangent_bytes: int) -> int:
+        """Return the bytes of the loss of a step whose backward gets ``tangent_bytes``."""
+        return -(-self.nbytes * tangent_bytes // self.tangent_bytes) if self.tangent_bytes else self.nbytes
+
+
 class LossMeter:
     """Measures, once per graph, from the end of its first forward to the start of the next segment."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self._last_forward: int | None = None  # the graph whose forward ran last
-        self._held_bytes = 0
-        self._measured_bytes: dict[int, int] = {}  # by graph: above what was held when its forward had run
+        self._held_bytes = self._tangent_bytes = 0
+        self._measured: dict[int, _Measured] = {}  # by graph
+        self._alike: dict[int, int] = {}  # by graph: another one of the same trace
 
     def before_segment(self, graph: int, phase: str) -> None:
         """Note that a segment is about to run; a second forward of the same graph shows that there was no loss."""
         if self._last_forward is not None and (phase == "backward" or graph != self._last_forward):
-            self._measured_bytes[self._last_forward] = max(0, self._memory.peak_tensor_bytes() - self._held_bytes)
+            nbytes = max(0, self._memory.peak_tensor_bytes() - self._held_bytes)
+            self._measured[self._last_forward] = _Measured(nbytes, self._tangent_bytes)
         self._last_forward = None
 
-    def after_segment(self, graph: int, phase: str) -> None:
-        """Note that the segment has run."""
-        if phase == "forward" and graph not in self._measured_bytes:
+    def after_segment(self, graph: int, phase: str, of_run: Callable[[], Program]) -> None:
+        """Note that the segment has run; ``of_run`` returns its graph's program for the sizes of the run."""
+        if phase == "forward" and graph not in self._measured:
             self._last_forward, self._held_bytes = graph, self._memory.used_tensor_bytes()
+            program = of_run()
+            self._tangent_bytes = sum(tangent_bytes(program, op) for op in program.ops if op.target == LOSS)
             self._memory.reset_tensor_peak()
+
+    def expect_as(self, graph: int, other: int) -> None:
+        """Expect the loss of ``graph``, until it is measured, to be that of ``other``, the same one for other sizes."""
+        self._alike[graph] = other
+
+    def forget(self, graph: int) -> None:
+        """Forget the expectation for ``graph``: another one may get its number."""
+        self._alike.pop(graph, None)
+
+    def _known(self, graph: int) -> _Measured | None:
+        return self._measured.get(graph) or self._measured.get(self._alike.get(graph, graph))
 
     def with_measured(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         """Return ``costs`` of a step of ``graphs`` with the measured bytes of its losses, where there are any."""
-        ops = _loss_ops(program, graphs)
+        known = ((op, self._known(graph)) for graph, op in _loss_ops(program, graphs))
         return costs.with_scratch(
-            {op: self._measured_bytes[graph] for graph, op in ops if graph in self._measured_bytes}
+            {op.index: loss.bytes_for(tangent_bytes(program, op)) for op, loss in known if loss is not None}
         )
 
     def without_assumed(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         """Return ``costs`` of a step of ``graphs`` in which losses not yet measured take nothing."""
         ops = _loss_ops(program, graphs)
-        return costs.with_scratch({op: 0 for graph, op in ops if graph not in self._measured_bytes})
+        return costs.with_scratch({op.index: 0 for graph, op in ops if self._known(graph) is None})
 
 
 def loss_bytes(costs: OpCosts, program: Program) -> int:
@@ -74,9 +107,9 @@ def without_losses(costs: OpCosts, program: Program) -> OpCosts:
     return costs.with_scratch({op.index: 0 for op in program.ops if op.target == LOSS})
 
 
-def _loss_ops(program: Program, graphs: Sequence[int]) -> list[tuple[int, int]]:
-    """Return graph and index of each op that represents a loss; ``graphs`` are the step's, in forward order."""
-    return [(graphs[program.segment_of(op.index).graph], op.index) for op in program.ops if op.target == LOSS]
+def _loss_ops(program: Program, graphs: Sequence[int]) -> list[tuple[int, Op]]:
+    """Return graph and op of each loss; ``graphs`` are the step's, in forward order."""
+    return [(graphs[program.segment_of(op.index).graph], op) for op in program.ops if op.target == LOSS]
 
 
 def _is_tangent(program: Program, buffer: int) -> bool:

@@ -18,6 +18,7 @@ from torch import fx
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
 from lmswap.capture.aot_stages import Compiled
+from lmswap.capture.caller_memory import tangent_bytes
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
@@ -30,7 +31,7 @@ from lmswap.errors import PlanInfeasible
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import Op, Program
+from lmswap.ir.program import LOSS, Op, Program
 from lmswap.ir.schedule import schedule
 from lmswap.planner import simulate
 from lmswap.progress import reported
@@ -260,6 +261,10 @@ class CapturedGraph:
         self._planned_for = self._sizes
         self._fitting.clear()
 
+    def program_of_run(self) -> Program:
+        """Return its program for the sizes of its last run."""
+        return self.program if self._ran_for == self._sizes else self._program_for(self.program, 0, self._ran_for)
+
     def as_it_ran(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, the plan that it follows, for the sizes of its last run."""
         return step if self._ran_for == self._planned_for else self._step_for(step, self._ran_for)
@@ -351,10 +356,16 @@ class _Running:
     """Records runs of a segment, from its first op to its last; a generator would cost the host twice as much."""
 
     def __init__(
-        self, session: Session, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
+        self,
+        session: Session,
+        graph: CapturedGraph,
+        phase: str,
+        follows: tuple[int, ...],
+        first_runs: NumericsGuard | None,
     ) -> None:
         """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
-        self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
+        self._key: SegmentKey = (graph.index, phase)
+        self._session, self._graph, self._follows, self._first_runs = session, graph, follows, first_runs
         self._recorder, self._own, self._start = session.recorder, session.recorder.own, 0
 
     def __enter__(self) -> None:
@@ -373,7 +384,7 @@ class _Running:
         self._recorder.end_segment(self._key, self._start, self._follows)
         if kind is None:
             session.engine.check_async_errors()
-            session.losses.after_segment(graph, phase)
+            session.losses.after_segment(graph, phase, self._graph.program_of_run)
             is_alone = phase == "forward" and len(self._recorder.pending_sequence) == 1  # its backward may follow
             if phase != "inference" and not is_alone:
                 session.warn_budget_exceeded()
@@ -498,7 +509,7 @@ class _PlannedGraph(aot.GraphHandler):
 
     def running(self, phase: str) -> _Running:
         """See `lmswap.capture.aot.GraphHandler`."""
-        return _Running(self._session, (self._graph.index, phase), self._follows, self._first_runs)
+        return _Running(self._session, self._graph, phase, self._follows, self._first_runs)
 
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -641,10 +652,14 @@ def _are_same_ops(program: Program, sized: Program) -> bool:
 def _scaled(costs: OpCosts, program: Program, sized: Program) -> OpCosts:
     """Return ``costs``, of ``program``, for the buffers of ``sized``: time and scratch of an op grow as they do."""
 
+    def nbytes(op: Op, of: Program) -> int:
+        if op.target == LOSS:
+            return tangent_bytes(of, op)
+        return sum(of.buffers[buffer].nbytes for buffer in {*op.reads, *op.writes})
+
     def share(op: Op) -> float:
-        buffers = {*op.reads, *op.writes}
-        before, after = (sum(each.buffers[b].nbytes for b in buffers) for each in (program, sized))
-        return after / before if before else 1.0
+        before = nbytes(op, program)
+        return nbytes(op, sized) / before if before else 1.0
 
     shares = [share(op) for op in program.ops]
     scratch = {i: math.ceil(share * costs.scratch_bytes[i]) for i, share in enumerate(shares) if share != 1}

@@ -278,6 +278,7 @@ class Session:
         self.traces.begin()
         other = graph.for_sizes(planned, len(self.graphs), entry)
         self.graphs.append(other)
+        self.losses.expect_as(other.index, graph.index)
         self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
         try:
             with without_hooks(), reported(f"{self.name}, other sizes", "planning"):
@@ -314,6 +315,7 @@ class Session:
     def _discard(self, graph: CapturedGraph | SavedSequence) -> None:
         """Remove a graph that failed, and its plan: the next graph gets its number."""
         self.graphs.remove(graph)
+        self.losses.forget(graph.index)
         self.plans.drop(lambda graphs: graph.index in graphs)
 
     def close_arena(self) -> None:

@@ -166,13 +166,30 @@ def test_loss_bytes_are_the_peak_between_forward_and_next_segment(following, see
     meter = LossMeter(tensors)
     for nbytes in (500, 100):  # a forward that held more than its loss does
         tensors.hold(nbytes)
-    meter.after_segment(0, "forward")
+    meter.after_segment(0, "forward", lambda: program)
     for nbytes in (130, 110):
         tensors.hold(nbytes)
     meter.before_segment(*following)
     tensors.hold(900)
     meter.before_segment(0, "backward")
-    costs = meter.with_measured(unit(program), program, (0,))
-    assert loss_bytes(costs, program) == (seen or 0)
+    meter.expect_as(1, 0)
+    for graph in (0, 1):
+        costs = meter.with_measured(unit(program), program, (graph,))
+        assert loss_bytes(costs, program) == (seen or 0)
     assumed = unit(program).with_scratch({op.index: 7 for op in program.ops if op.target == LOSS})
     assert loss_bytes(meter.without_assumed(assumed, program, (0,)), program) == (7 if seen else 0)
+
+
+@pytest.mark.cpu_only("on a GPU each size has a trace of its own")
+def test_the_memory_of_a_loss_grows_with_the_sizes_of_its_step():
+    torch.compiler.reset()
+    model, found = lmswap.enable(Classifier(1), "8GiB"), {}
+    for rows in (1024, 2048, 3072, 3072, 4096, 6144):
+        logits = model(torch.randn(rows, WIDTH))
+        F.cross_entropy(logits, torch.arange(rows) % CLASSES).backward()
+        step = session_of(model).current_step()
+        found[rows] = loss_bytes(step.costs, step.merged.program)
+    lmswap.disable(model)
+    expected = [pytest.approx(nbytes, rel=1e-6) for nbytes in (3 / 4 * found[4096], 3 / 2 * found[4096])]
+    assert [found[3072], found[6144]] == expected
+    assert found[4096]
