@@ -72,8 +72,8 @@ _MAX_FITTING = 1024  # sizes that are known to fit: numbers may be new in each s
 _MAX_LESS = 4  # by which the largest sizes of a bucket that can be planned are searched below its edge
 # A plan serves sizes of other buckets, too, if without swaps they take nearly the memory that it is made for.
 _NEAR = 1.1
-# Seconds of an op are known from sizes whose steps take up to so many times the bytes: those of the next bucket are at
-# most 1.25 times as large, and take at most 1.6 times the bytes.
+# Seconds of an op are known from sizes whose steps take up to this factor more or fewer bytes: those of the next bucket
+# are at most 1.25 times as large, and take at most the square of that.
 _SIMILAR = 1.6
 
 

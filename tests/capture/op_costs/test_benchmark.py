@@ -33,7 +33,7 @@ def test_every_op_of_a_model_is_timed_and_none_is_only_estimated(name, monkeypat
     assert not caplog.messages
 
 
-def test_ops_whose_seconds_are_known_run_once_and_are_timed_if_they_are_asked_for(monkeypatch):
+def test_ops_whose_seconds_are_known_run_once_until_these_are_needed(monkeypatch):
     case, runs, run = CASES["resnet"], [], benchmark.time_on_cpu
 
     def count(*given, is_timed):
