@@ -59,8 +59,11 @@ class SymbolicRegion:
         self._env = ShapeEnv()
         self.fake_mode = FakeTensorMode(shape_env=self._env)
         values = [node.meta["example_value"] for node in region.graph.find_nodes(op="placeholder")]
-        for value, argument in zip(values, arguments, strict=True):
-            if is_symbolic(value) and isinstance(value.node.expr, sympy.Symbol):
+        given = zip(values, arguments, strict=True)
+        # Torch passes a size that two tensors have twice.
+        symbols = {value.node.expr: (value, argument) for value, argument in given if is_symbolic(value)}
+        for symbol, (value, argument) in symbols.items():
+            if isinstance(symbol, sympy.Symbol):
                 self._declare(value, argument)
         self.inputs = [self._fake(value, argument) for value, argument in zip(values, arguments, strict=True)]
         for node, given in zip(self.module.graph.find_nodes(op="placeholder"), self.inputs, strict=True):

@@ -89,6 +89,24 @@ def test_lengths_that_vary_are_traced_three_times_and_have_plain_bits(loss):
     lmswap.disable(model)
 
 
+class Masked(Tokens):
+    """Takes a mask of the same length."""
+
+    def forward(self, ids, mask):
+        return super().forward(ids) * mask[..., None]
+
+
+def test_inputs_of_one_length_that_varies_share_a_trace():
+    torch.manual_seed(0)
+    plain = Masked()
+    torch.manual_seed(0)
+    model = enabled(Masked())
+    batches = [(ids, torch.rand(ids.shape)) for (ids,) in calls([24, 40, 31, 12])]
+    assert same(trained(model, batches), trained(plain, batches))
+    assert len(_session(model).graphs) == 3
+    lmswap.disable(model)
+
+
 def test_whole_numbers_that_cut_tensors_are_traced_three_times_and_have_plain_bits():
     model, ids = enabled(made()), calls([48] * 8)
     cuts = [[first, 40 - first, 8] for first in (10, 25, 33, 12, 5, 8, 31, 20)]
