@@ -63,6 +63,29 @@ def test_a_training_state_beyond_the_budget_has_plain_bits(tmp_path, no_garbage)
     assert streams_within_the_budget(callback.report)
 
 
+def pad(rows):
+    """Token ids, their mask and labels, of the length of the longest row."""
+    ids = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True, padding_value=-100)
+    return {"input_ids": ids.clamp(0), "attention_mask": (ids >= 0).long(), "labels": ids}
+
+
+def test_lengths_that_vary_share_traces_with_plain_bits(tmp_path):
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64, use_cache=False)
+    data = [{"input_ids": torch.arange(length) % 64} for length in torch.randint(8, 64, (24,)).tolist()]
+
+    def trainer():
+        torch.manual_seed(0)
+        made = trainer_of(tmp_path, GPT2LMHeadModel(config), batch=4, data=data, max_steps=6)
+        made.data_collator = pad
+        return made
+
+    expected, _ = trained(trainer())
+    actual, callback = trained(trainer(), "8GiB")
+    assert same_bits(actual, expected)
+    # Those of two lengths, and one for all; the graph breaks before the loss.
+    assert callback.report.num_traces == 2 * 3
+
+
 def test_figures_are_in_tensorboard_and_in_the_history_with_each_loss(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     trainer = trainer_of(tmp_path, report_to=["tensorboard"], eval_strategy="steps", max_steps=4, logging_steps=2)
