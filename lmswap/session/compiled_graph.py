@@ -126,6 +126,7 @@ class CapturedGraph:
         other = self.clone_for_run(index)
         other._sizes = other._planned_for = other._ran_for = sizes
         other.entry, other.follows, other._placeable = entry, (index,), None
+        other.last_step = self.session.recorder.num_steps
         return other
 
     @property

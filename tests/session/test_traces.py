@@ -138,6 +138,26 @@ def test_planning_is_retried_without_least_recently_used_traces(monkeypatch):
     lmswap.disable(model)
 
 
+@pytest.mark.cpu_only("on a GPU each size has a trace of its own")
+def test_a_plan_that_is_being_made_for_other_sizes_is_not_evicted(monkeypatch):
+    plain, model, session = models()
+    assert_same(plain, model, [6, 7, 8, 40, 40, 40, 40])
+    make, refused = StepPlans.make, []
+
+    def refuse_thrice(plans, graphs, *others):
+        if len(refused) < 3:
+            refused.append(graphs)
+            raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="op 0", live=(), policy="auto")
+        return make(plans, graphs, *others)
+
+    monkeypatch.setattr(StepPlans, "make", refuse_thrice)
+    session.traces.nbytes = 2**20  # see above
+    assert_same(plain, model, [300])
+    assert refused == [(4,)] * 3
+    assert evicted(session) == [0, 1, 2]
+    lmswap.disable(model)
+
+
 def test_traces_take_no_more_than_their_share_of_the_budget(monkeypatch):
     plain, model, session = models()
     monkeypatch.setattr(type(session), "may_share_plans", property(lambda _: False))
