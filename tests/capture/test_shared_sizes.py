@@ -1,5 +1,6 @@
 """One trace serves calls of all sizes: one plan those whose steps need no swaps, and one each bucket of the others."""
 
+import functools
 import itertools
 
 import pytest
@@ -126,6 +127,7 @@ def test_two_sizes_are_two_traces_of_their_own():
     lmswap.disable(model)
 
 
+@functools.cache
 def least_bytes(length):
     return unmoved_bytes(made, *calls([length])[0])
 
