@@ -83,7 +83,8 @@ def merge_costs(merged: MergedPrograms, costs: Sequence[OpCosts]) -> OpCosts:
         seconds[segment.start : segment.stop] = costs[segment.graph].seconds[own]
         scratch[segment.start : segment.stop] = costs[segment.graph].scratch_bytes[own]
         pieces[segment.start : segment.stop] = map(costs[segment.graph].of, range(own.start, own.stop))
-    return OpCosts(tuple(seconds), tuple(scratch), costs[0].source, tuple(pieces))
+    first_run_bytes = sum(each.first_run_bytes for each in costs)
+    return OpCosts(tuple(seconds), tuple(scratch), costs[0].source, tuple(pieces), first_run_bytes)
 
 
 def graph_plan(merged: MergedPrograms, plan: Plan, graph: int, program: Program) -> Plan:

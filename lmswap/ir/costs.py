@@ -19,12 +19,14 @@ class OpCosts:
     """Costs by op index. ``source`` is "measured", "roofline" (estimated) or "unit" (tests: one second an op).
 
     ``pieces`` are the allocations of ops as traced in torch's allocator on a GPU, equal ones in order of address.
+    ``first_run_bytes`` are what a process keeps once the ops have run in it: code and caches of their kernels.
     """
 
     seconds: tuple[float, ...]
     scratch_bytes: tuple[int, ...]  # allocated and freed inside the op: workspaces, layout copies
     source: str
     pieces: tuple[tuple[Piece, ...], ...] = ()
+    first_run_bytes: int = 0
 
     @property
     def free_seconds(self) -> float:

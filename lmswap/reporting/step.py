@@ -32,7 +32,7 @@ class StepFigures:
     budget_bytes: int
     counted: str  # by the budget, and from when
     base_bytes: int = 0  # in use before the step
-    reserve_bytes: int = 0  # expected outside of the plan: optimizer state, gradients in progress, the loss
+    reserve_bytes: int = 0  # expected outside of the plan: optimizer state, gradients in progress, the loss, kernels
     margin_bytes: int = 0  # stays free
     budget_parts: tuple[tuple[str, int], ...] = ()  # the three by what takes them, with names
     uncounted_bytes: int = 0  # of parameters that the budget does not count

@@ -83,6 +83,7 @@ class BudgetTracker:
         self.has_trained = False
         self._memory, self._trained, self._weights, self._arena = memory, trained, weights, arena
         self._read_ahead_bytes = 0  # that steps without a graph take for copies of weights
+        self._first_run_bytes, self._first_runs_in = 0, 0  # that ops will leave, in the step of this number
         self._outside_bytes = 0  # the most that steps have taken outside of the arena
         self.held = Held(0)
         self._num_freed = 0  # segments, when the probed step began
@@ -175,7 +176,7 @@ class BudgetTracker:
         optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
         in_chunks |= self._trained.updated_in_chunks is not None
         reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes, in_chunks=in_chunks) if trains else 0
-        reserve_bytes += self._read_ahead_bytes
+        reserve_bytes += self._read_ahead_bytes + self._first_run_bytes
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
         return Allowance(
             self.nbytes,
@@ -291,8 +292,14 @@ class BudgetTracker:
     def _in_steps(self, weight_bytes: int | None) -> int:
         return self._weights.kept_bytes if weight_bytes is None else weight_bytes
 
+    def expect_first_runs(self, nbytes: int, number: int) -> None:
+        """Reserve ``nbytes`` that ops will leave as they run in step ``number``: another process has timed them."""
+        self._first_run_bytes, self._first_runs_in = self._first_run_bytes + nbytes, number
+
     def begin_step(self, number: int) -> None:
         """Measure the tensors outside of the step, see `held`."""
+        if number > self._first_runs_in:
+            self._first_run_bytes = 0
         nbytes = self._tensors_outside()
         more_bytes = nbytes - self.held.nbytes
         came = (more_bytes, number - 1) if more_bytes > GROWTH_BYTES else (self.held.came_bytes, self.held.came_in)

@@ -333,6 +333,7 @@ class Session:
         known = self.plans.load_cached(merged.program)
         if known:
             graph.costs = known.costs
+            self.budget.expect_first_runs(known.costs.first_run_bytes, self.recorder.num_steps + 1)
         else:
             with stage("timing ops", is_remembered=remembers()):
                 known_seconds = self._seconds_of_other_sizes(graph, lowered.program)

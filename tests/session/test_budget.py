@@ -53,6 +53,18 @@ def test_a_share_refers_to_the_largest_step_so_far():
     assert len(notes) == 2
 
 
+def test_what_first_runs_of_ops_leave_is_reserved_until_their_step_is_over():
+    tracked, _ = tracker("1GiB")
+    program = step_of(64).program
+    tracked.expect_first_runs(5 * MIB, 3)
+    tracked.expect_first_runs(3 * MIB, 3)  # of a second graph of the step
+    reserved = []
+    for number in (3, 4):
+        tracked.begin_step(number)
+        reserved.append(tracked.allowance(program).reserve_bytes)
+    assert reserved == [8 * MIB, 0]
+
+
 def test_other_budgets_include_any_step():
     tracked, notes = tracker("1GiB")
     step = step_of(64)

@@ -58,6 +58,13 @@ def test_a_second_start_neither_times_ops_nor_plans(monkeypatch):
     assert {path.stat().st_mode & 0o777 for path in plan_files()} == {0o600}
 
 
+def test_a_start_that_times_no_ops_reserves_what_their_first_runs_leave(monkeypatch):
+    timed, nbytes = OpProfiler.costs, 4 * 2**20
+    monkeypatch.setattr(OpProfiler, "costs", lambda *args: replace(timed(*args), first_run_bytes=nbytes))
+    (_, first), (_, second) = train(), train()
+    assert second.reserve_bytes == first.reserve_bytes + nbytes
+
+
 @pytest.mark.parametrize(
     "changed",
     [

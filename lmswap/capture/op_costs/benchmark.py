@@ -70,7 +70,7 @@ class OpProfiler:
         self._synthetic_inputs = SyntheticInputs()
 
     def costs(self, program: Program, graphs: Sequence[SegmentGraph], known_seconds: Sequence[float] = ()) -> OpCosts:
-        """Return seconds and scratch bytes of each op; ops that reject synthetic inputs get their roofline estimate.
+        """Return the measured costs of each op; ops that reject synthetic inputs get their roofline estimate.
 
         Args:
             program: the ops.
@@ -93,6 +93,7 @@ class OpProfiler:
             if key and self._is_to_run(key, is_timed=not known_seconds)
         }
         num_timed, timed_seconds, all_seconds = 0, 0.0, sum(to_time.values())
+        before_bytes = self._kept_bytes()
         seconds: list[float] = []
         pieces: list[tuple[Piece, ...]] = []
         with self._isolated():
@@ -107,7 +108,13 @@ class OpProfiler:
                     set_progress(num_timed, num_timed + len(to_time), timed_seconds / (all_seconds or 1.0))
                 seconds.append(estimated.seconds[op.index] if measured.seconds is None else measured.seconds)
                 pieces.append(measured.pieces)
-        return OpCosts(tuple(known_seconds or seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
+        first_run_bytes = max(0, self._kept_bytes() - before_bytes)
+        scratch_bytes = tuple(map(_scratch_bytes, pieces))
+        return OpCosts(tuple(known_seconds or seconds), scratch_bytes, "measured", tuple(pieces), first_run_bytes)
+
+    def _kept_bytes(self) -> int:
+        self._meter.trim()
+        return self._meter.other_bytes()
 
     def output_metadata(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
         """Return the tensors that an op makes, without their memory; None if it rejects synthetic inputs."""

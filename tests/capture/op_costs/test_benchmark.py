@@ -25,6 +25,27 @@ def metered(monkeypatch, case: Case, *, times: int = 1) -> list[Recording]:
     return recordings
 
 
+class Remembering(NoMemory):
+    """A process that keeps 3 bytes of each op that is like none before."""
+
+    def __init__(self) -> None:
+        self.kernels = set()
+
+    def other_bytes(self):
+        return 3 * len(self.kernels)
+
+
+@pytest.mark.parametrize("layer", [nn.Tanh, nn.Sigmoid])
+def test_costs_have_what_the_first_runs_of_ops_leave(layer, monkeypatch):
+    meter = OpProfiler(torch.device("cpu"), memory := Remembering(), unit)
+    monkeypatch.setattr(meter, "_run", lambda node, run=meter._run: (memory.kernels.add(node.target), run(node))[1])
+    with torch.no_grad():
+        recording, _ = capture(nn.Sequential(layer(), nn.Tanh(), nn.Tanh()), torch.rand(4, 5))
+    (lowered,) = recording.lowered
+    kept = [meter.costs(lowered.program, lowered.graphs).first_run_bytes for _ in range(2)]
+    assert kept == [3 * len({layer, nn.Tanh}), 0]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_op_of_a_model_is_timed_and_none_is_only_estimated(name, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lmswap.capture.op_costs.benchmark")
