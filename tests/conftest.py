@@ -155,6 +155,20 @@ def emulated_driver(emulated_driver_of_this_run):
 
 
 @pytest.fixture(autouse=True)
+def one_margin(request, monkeypatch):
+    """Steps that move nothing grow by less: by more than plans save of models as small as those of most tests."""
+    from lmswap.session import budget
+
+    if "unmoved_margin" not in request.fixturenames:
+        monkeypatch.setattr(budget, "_MARGIN_UNMOVED", budget._MARGIN)
+
+
+@pytest.fixture
+def unmoved_margin():
+    """Steps that move nothing have a smaller margin, as they have outside of tests."""
+
+
+@pytest.fixture(autouse=True)
 def no_plans_of_other_tests():
     """Each test plans for itself."""
     for plan in Path(os.environ["LMSWAP_CACHE_DIR"]).glob("plan-*.json"):

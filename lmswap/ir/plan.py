@@ -143,6 +143,11 @@ class Plan:
         return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
     @property
+    def moves(self) -> bool:
+        """Whether it swaps or recomputes anything."""
+        return bool(self.swaps or self.recomputes)
+
+    @property
     def reruns(self) -> tuple[Recompute, ...]:
         """The former name of ``recomputes``, to be removed after one release."""
         _warn_of_former_name("Plan.reruns", "Plan.recomputes")

@@ -58,10 +58,9 @@ class CachedPlan:
 
     def fits(self, budget_bytes: int, slack_bytes: int) -> bool:
         """Whether the plan meets ``budget_bytes`` and uses them, within ``slack_bytes``, by which starts differ."""
-        keeps_all = not self.plan.swaps and not self.plan.recomputes
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
         is_near = abs(self.room.step_bytes - budget_bytes) <= tolerated_bytes
-        return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
+        return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (not self.plan.moves or is_near)
 
     def to_data(self) -> dict[str, Any]:
         """The plan and its origin as `as_json` writes them; `from_data` reads them back equal once they are parsed."""

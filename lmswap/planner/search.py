@@ -99,7 +99,7 @@ def plan_swap(problem: Problem) -> Plan:
     Raises:
         PlanInfeasible: none was found that fits the budget.
     """
-    return as_plan(find_swap(problem))
+    return build_plan(problem, "swap", ()) if problem.fits(()) else as_plan(find_swap(problem))
 
 
 def find_swap(problem: Problem) -> Plan | Found:
@@ -115,7 +115,7 @@ def plan_recompute(problem: Problem) -> Plan:
     Raises:
         PlanInfeasible: none was found that fits the budget; carries the smallest budget found that fits.
     """
-    return as_plan(find_recompute(problem))
+    return build_plan(problem, "recompute", ()) if problem.fits(()) else as_plan(find_recompute(problem))
 
 
 def find_recompute(problem: Problem) -> Plan | Found:

@@ -61,6 +61,7 @@ class Allowance:
     update_bytes: int = 0  # what they take of that, beside the window
     device_type: str = ""
     counts_parameters: bool = False
+    is_unmoved: bool = False  # the margin and reserve are those of a step that neither swaps nor recomputes
 
     @property
     def kept_reserve_bytes(self) -> int:
@@ -157,6 +158,16 @@ class Allowance:
             found_bytes=self.found_bytes + nbytes,
             tensor_bytes=self.tensor_bytes + nbytes,
             ahead_bytes=max(0, self.ahead_bytes - nbytes),
+        )
+
+    def with_window(self, nbytes: int) -> Allowance:
+        """Return it with a reserve of ``nbytes`` for what updates take and give back."""
+        more_bytes = nbytes - self.window_bytes
+        return replace(
+            self,
+            reserve_bytes=max(0, self.reserve_bytes + more_bytes),
+            optimizer_reserve_bytes=max(0, self.optimizer_reserve_bytes + more_bytes),
+            window_bytes=nbytes,
         )
 
     def with_growth(self, in_use_bytes: int, over_bytes: int = 0) -> Allowance:

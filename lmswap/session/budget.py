@@ -166,7 +166,7 @@ class BudgetTracker:
 
         ``in_chunks``: as if updates ran in chunks.
         """
-        trains = any(segment.phase == "backward" for segment in program.segments)
+        trains = _trains(program)
         placeable = self._weights.placeable()
         weight_bytes = placeable.resident_bytes  # the plan keeps or moves them
         base_bytes = self._used_outside(weight_bytes)
@@ -179,6 +179,7 @@ class BudgetTracker:
         reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes, in_chunks=in_chunks) if trains else 0
         reserve_bytes += self._read_ahead_bytes + self._first_run_bytes
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
+        window_bytes, update_bytes = self._update_memory(program)
         return Allowance(
             self.nbytes,
             base_bytes,
@@ -187,9 +188,9 @@ class BudgetTracker:
             margin_bytes,
             trained=trained,
             optimizer_reserve_bytes=min(optimizer_bytes, reserve_bytes),
-            window_bytes=self._window_bytes() - self._reused_bytes() if trains else 0,
+            window_bytes=window_bytes,
             reuses_step=self._reuses_step,
-            update_bytes=self._reused_bytes() if trains else 0,
+            update_bytes=update_bytes,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
@@ -221,20 +222,35 @@ class BudgetTracker:
 
         Unchanged if the model's policy moves tensors even if all of them fit. ``streams``: optimizer state would.
         """
-        if self._policy not in KEEP_WHAT_FITS:
+        if planned.is_unmoved or self._policy not in KEEP_WHAT_FITS:
             return planned
-        margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         updates = self._trained.updated_in_chunks
         is_whole = updates is not None and not (streams or updates.streams_any or updates.limit_temporaries)
-        window_bytes = planned.window_bytes if is_whole else 0
+        margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         return replace(
-            planned,
+            planned.with_window(0 if is_whole else planned.window_bytes),
             planned_margin_bytes=margin_bytes,
-            reserve_bytes=max(0, planned.reserve_bytes - window_bytes),
-            optimizer_reserve_bytes=max(0, planned.optimizer_reserve_bytes - window_bytes),
-            window_bytes=planned.window_bytes - window_bytes,
             update_bytes=0 if is_whole else planned.update_bytes,
+            is_unmoved=True,
         )
+
+    def moving(self, planned: Allowance, program: Program) -> Allowance:
+        """Return ``planned`` for a step of ``program`` that swaps or recomputes, the inverse of `unmoved`."""
+        if not planned.is_unmoved:
+            return planned
+        window_bytes, update_bytes = self._update_memory(program)
+        return replace(
+            planned.with_window(window_bytes),
+            planned_margin_bytes=_MARGIN[self._device_type].of(program) + self._joined_bytes(),
+            update_bytes=update_bytes,
+            is_unmoved=False,
+        )
+
+    def _update_memory(self, program: Program) -> tuple[int, int]:
+        """Return what the update after ``program`` takes, and gives back: of a reserve, and of the step's memory."""
+        if not _trains(program):
+            return 0, 0
+        return self._window_bytes() - self._reused_bytes(), self._reused_bytes()
 
     def _window_bytes(self) -> int:
         """Return what updates take of the device beside what is resident, and give back."""
@@ -334,3 +350,7 @@ class BudgetTracker:
         taken_bytes = max(0, max(self._outside_bytes, self._used_outside()) - planned.found_bytes)
         unused_bytes = planned.reserve_bytes - taken_bytes - self._trained.measure().pending_optimizer_bytes
         return unused_bytes if unused_bytes > GROWTH_BYTES else 0
+
+
+def _trains(program: Program) -> bool:
+    return any(segment.phase == "backward" for segment in program.segments)

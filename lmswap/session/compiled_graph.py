@@ -365,8 +365,8 @@ class _Running:
         first_runs: NumericsGuard | None,
     ) -> None:
         """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
-        self._key: SegmentKey = (graph.index, phase)
         self._session, self._graph, self._follows, self._first_runs = session, graph, follows, first_runs
+        self._key: SegmentKey = (graph.index, phase)
         self._recorder, self._own, self._start = session.recorder, session.recorder.own, 0
 
     def __enter__(self) -> None:
@@ -577,7 +577,7 @@ class _PlannedGraph(aot.GraphHandler):
     def _reference(self, lowered: Lowered, plan: Plan) -> UnswappedReference | None:
         """Return the unswapped reference that verifies the graphs; None without verification, or if nothing moves."""
         session, program = self._session, lowered.program
-        if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.recomputes):
+        if session.verified is None or session.options.compiler != "fx" or not plan.moves:
             return None
         decisions = schedule(program, plan.recomputes).decisions(plan)
         moved = {buffer for buffer, decision in enumerate(decisions) if decision is not Decision.KEEP}

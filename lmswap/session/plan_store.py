@@ -149,9 +149,21 @@ class StepPlans:
 
     def try_within(self, program: Program, costs: OpCosts, allowance: Allowance) -> CachedPlan | None:
         """Search a plan for what a step may occupy if more state streams, activate nothing; None if there is none."""
-        for each in dict.fromkeys((allowance, self._budget.unmoved(allowance, program, streams=True))):
-            with suppress(PlanInfeasible, TierError):
-                return self.search(self.request(program, costs, self._machine.now, each))[1]
+        request = self.request(program, costs, self._machine.now, allowance)
+        with suppress(PlanInfeasible, TierError):
+            return (self._keeping_all(request, streams=True) or self.search(request))[1]
+        return None
+
+    def _keeping_all(self, request: PlanRequest, *, streams: bool = False) -> tuple[PlanRequest, CachedPlan] | None:
+        """Return a plan that moves nothing if it fits with the margin of such a step only; else None."""
+        allowance = self._budget.unmoved(request.allowance, request.program, streams=streams)
+        unmoved = replace(request, allowance=allowance)
+        if request.keeps_all or not unmoved.keeps_all:
+            return None
+        with suppress(PlanInfeasible, TierError):
+            found = self.search(unmoved)
+            if not found[1].plan.moves:  # offsets of its tensors in an arena may take more
+                return found
         return None
 
     def _with_needed(self, request: PlanRequest) -> PlanRequest:
@@ -176,22 +188,16 @@ class StepPlans:
                 import_search()
 
     def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
-        """Search the first plan of a step, as `search`; a refused share is widened to what suffices.
-
-        Where nothing has to move, the margin is smaller.
-        """
-        program, costs = request.program, request.costs
+        """Search the first plan of a step, as `search`; a refused share is widened to what suffices."""
         while True:
             try:
-                return self._search_without_assumed(graphs, request)
+                return self._keeping_all(request) or self._search_without_assumed(graphs, request)
             except PlanInfeasible as error:
                 refusal = error.with_traceback(None)
-            allowance, unmoved = request.allowance, self._budget.unmoved(request.allowance, program)
+            allowance = request.allowance
+            unmoved = self._budget.unmoved(allowance, request.program)
             if allowance != unmoved:
-                refusal = self._least(refusal, program, costs, unmoved)
-                if refusal.needed_bytes <= allowance.budget_bytes:
-                    request = replace(request, allowance=unmoved)
-                    continue
+                refusal = self._least(refusal, request.program, request.costs, unmoved)
             if not self._budget.widen(allowance, refusal.needed_bytes):
                 raise self._advised(refusal, request)
             request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
@@ -384,7 +390,8 @@ class StepPlans:
 
     def described(self, step: PlannedStep) -> Program:
         """Return the program of ``step`` with the memory outside of it that its budget counts in a new process."""
-        program, allowance = step.merged.program, step.allowance.at_start()
+        program = step.merged.program
+        allowance = self._budget.moving(step.allowance.at_start(), program)
         unmoved_margin_bytes = self._budget.unmoved(allowance, program).margin_bytes
         fixed = replace(allowance.account, unmoved_margin_bytes=unmoved_margin_bytes)
         return replace(program, fixed=fixed, scratch_bytes=with_update(step.costs, allowance).scratch_bytes)

@@ -85,7 +85,7 @@ class PlannedStep(CachedPlan):
     @property
     def moves(self) -> bool:
         """Whether its plan swaps or recomputes anything."""
-        return bool(self.plan.swaps or self.plan.recomputes)
+        return self.plan.moves
 
     @property
     def excess_bytes(self) -> int:

@@ -753,7 +753,8 @@ class Session:
 
         It is for a process that begins with it, and has the full margin of first steps.
         """
-        program, allowance = step.merged.program, step.allowance.at_start()
+        program = step.merged.program
+        allowance = self.budget.moving(step.allowance.at_start(), program)
         least_bytes = self.plans.least_bytes(program, step.costs, allowance)
         if (split := self._largest_split(program, allowance)) is None:
             return least_bytes

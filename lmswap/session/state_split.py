@@ -72,7 +72,7 @@ def best_split(
         seconds += update_seconds(target.link, more_bytes + trained_bytes(found.plan, step))
         if seconds < best_seconds:
             best, best_seconds = split, seconds
-        if not (found.plan.swaps or found.plan.recomputes):
+        if not found.plan.moves:
             break  # a larger split gains nothing, and its updates take longer
     return best
 

@@ -25,7 +25,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.options import Options
 from lmswap.planner import POLICIES, make_plan, portfolio, reprice, search, simulate, verify
 from lmswap.planner.bound.certify import budget_lower_bound
-from tests.ir.build import build, unit_machine
+from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.models import quick_of
 from tests.planner.instances import INSTANCES, Instance
@@ -72,6 +72,14 @@ def test_none_and_auto_keep_everything_if_it_fits():
         plan = plan_of(policy, CHAIN, 9)
         assert (plan.swaps, plan.predicted_seconds, plan.predicted_peak_bytes) == ((), 8.0, 9)
         assert plan.tier_bytes == {}
+
+
+@pytest.mark.parametrize("policy", SEARCHES)
+def test_at_the_peak_of_a_step_nothing_moves(policy):
+    program, machine = load_program("unet3d_96"), load_machine("v100_gen3")
+    costs = roofline(program, machine)
+    peak_bytes = StepMemory(program, costs).peak.nbytes
+    assert not plan_of(policy, Step(program, costs), peak_bytes, machine).moves
 
 
 def test_swap_all_swaps_what_the_backward_reads():

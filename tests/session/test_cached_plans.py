@@ -342,7 +342,7 @@ def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now the first plan might already need no more than it will have.
-    monkeypatch.setattr(OpProfiler, "costs", lambda meter, program, graphs: meter._estimate(program))
+    monkeypatch.setattr(OpProfiler, "costs", lambda meter, program, *_: meter._estimate(program))
     readings = iter([3, 4])
 
     def with_growth(planned, in_use_bytes, over_bytes):

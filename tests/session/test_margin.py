@@ -27,6 +27,7 @@ def unplanned(_resident_memory_is_the_heap):
     return train(LARGE, policy="none", num_steps=6)
 
 
+@pytest.mark.usefixtures("unmoved_margin")
 def test_a_step_that_fits_unchanged_runs_even_if_no_swapping_plan_fits(unplanned):
     expected, unmoved = unplanned
     budget = unmoved.predicted_peak_bytes + 10 * 2**20
@@ -35,6 +36,14 @@ def test_a_step_that_fits_unchanged_runs_even_if_no_swapping_plan_fits(unplanned
     assert report.swapped_out_bytes + report.recomputed_bytes == 0
     assert report.margin_bytes < unmoved.margin_bytes
     assert report.highest_peak_bytes <= budget
+
+
+@pytest.mark.usefixtures("unmoved_margin")
+def test_a_step_that_fits_unchanged_is_not_swapped_from_the_first_on(unplanned):
+    _, unmoved = unplanned
+    budget = unmoved.predicted_peak_bytes + unmoved.margin_bytes - 2**20
+    _, report = train(LARGE, budget=budget, policy="auto")
+    assert report.swapped_out_bytes + report.recomputed_bytes == 0
 
 
 @pytest.mark.parametrize("source", ["", " from cache"])
@@ -61,6 +70,7 @@ def test_the_least_budget_with_known_growth_suffices_for_the_next_start(unplanne
     assert same_bits(train(LARGE, budget=least_bytes, policy="auto", num_steps=6)[0], unplanned[0])
 
 
+@pytest.mark.usefixtures("unmoved_margin")
 def test_a_refusal_names_the_budget_of_an_unswapped_step_if_sufficient(unplanned):
     _, unmoved = unplanned
     step_bytes = unmoved.predicted_peak_bytes - unmoved.base_bytes - unmoved.reserve_bytes

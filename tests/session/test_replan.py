@@ -72,7 +72,7 @@ class Model:
             held=Held(20 * MIB),
             take_share=nothing,
             allowance=lambda _: self.allowance,
-            unmoved=lambda planned, _: planned,
+            unmoved=lambda planned, _, **__: planned,
             widen=lambda *_: False,
             shares=lambda *_: None,
             start_reserve_probe=nothing,

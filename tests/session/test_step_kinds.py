@@ -94,9 +94,7 @@ class TwoEnds(nn.Module):
 
 
 @pytest.mark.parametrize("policy", ["swap_all", "auto"])
-def test_an_order_that_no_plan_serves_is_tried_once(policy, device, monkeypatch):
-    # On a CPU "auto" also tries the smaller margin of a step that moves nothing; a GPU has one margin for both.
-    num_tries = 2 if policy == "auto" and device.type == "cpu" else 1
+def test_an_order_that_no_plan_serves_is_tried_once(policy, monkeypatch):
     torch.compiler.reset()
     model = lmswap.enable(TwoEnds(), "4GiB", min_swap_bytes=4096, policy=policy)
     data = torch.randn(64, 128)
@@ -118,7 +116,7 @@ def test_an_order_that_no_plan_serves_is_tried_once(policy, device, monkeypatch)
     monkeypatch.setattr(Planner, "search", search)
     for _ in range(5):
         step((0, 1))
-    assert len(tried) == num_tries
+    assert len(tried) == 1
     notes = lmswap.report(model).plan_notes
     assert any("the plan stays as it was though graphs ran backward in another order" in note for note in notes)
     lmswap.disable(model)

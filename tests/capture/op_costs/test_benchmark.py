@@ -38,7 +38,9 @@ class Remembering(NoMemory):
 @pytest.mark.parametrize("layer", [nn.Tanh, nn.Sigmoid])
 def test_costs_have_what_the_first_runs_of_ops_leave(layer, monkeypatch):
     meter = OpProfiler(torch.device("cpu"), memory := Remembering(), unit)
-    monkeypatch.setattr(meter, "_run", lambda node, run=meter._run: (memory.kernels.add(node.target), run(node))[1])
+    monkeypatch.setattr(
+        meter, "_run", lambda node, run=meter._run, **how: (memory.kernels.add(node.target), run(node, **how))[1]
+    )
     with torch.no_grad():
         recording, _ = capture(nn.Sequential(layer(), nn.Tanh(), nn.Tanh()), torch.rand(4, 5))
     (lowered,) = recording.lowered
