@@ -99,12 +99,14 @@ class SymbolicRegion:
             return self._size(value)
         if not has_symbolic_sizes(value):
             return self.fake_mode.from_tensor(argument, static_shapes=True)
-        whole = self._size(value.untyped_storage().nbytes()) // value.element_size()
         where = [self._size(s) for s in value.shape], [self._size(s) for s in value.stride()]
+        offset, nbytes = self._size(value.storage_offset()), value.untyped_storage().nbytes()
+        if isinstance(nbytes, int) or nbytes.node.expr.free_symbols <= set(self.sizes):
+            whole = self._size(nbytes) // value.element_size()
+        else:  # a part of another tensor, as tokens[:, :-1] is: its storage has a symbol of its own
+            whole = offset + 1 + sum((size - 1) * stride for size, stride in zip(*where, strict=True))
         with self.fake_mode:
-            made = torch.empty(whole, dtype=value.dtype, device=value.device).as_strided(
-                *where, self._size(value.storage_offset())
-            )
+            made = torch.empty(whole, dtype=value.dtype, device=value.device).as_strided(*where, offset)
         if isinstance(value, nn.Parameter):
             return nn.Parameter(made, value.requires_grad)
         return made.requires_grad_(value.requires_grad)

@@ -108,6 +108,16 @@ def test_inputs_of_one_length_that_varies_share_a_trace():
     lmswap.disable(model)
 
 
+@pytest.mark.parametrize("cut", [slice(None, -1), pytest.param(slice(1, -2), marks=pytest.mark.slow)])
+def test_parts_of_larger_tensors_are_traced_three_times_and_have_plain_bits(cut):
+    model = enabled(made())
+    batches = [(ids[:, cut],) for (ids,) in calls([length + 3 for length in LENGTHS])]
+    assert not batches[0][0].is_contiguous()
+    assert same(trained(model, batches), trained(made(), batches))
+    assert len(_session(model).graphs) == 3
+    lmswap.disable(model)
+
+
 def test_whole_numbers_that_cut_tensors_are_traced_three_times_and_have_plain_bits():
     model, ids = enabled(made()), calls([48] * 8)
     cuts = [[first, 40 - first, 8] for first in (10, 25, 33, 12, 5, 8, 31, 20)]
