@@ -3,18 +3,21 @@
 import importlib.util
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import lmswap
+from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import device_memory
 from lmswap.ir.timeline import Lane
 from lmswap.session.session import UNPLANNED
 from tests.both_paths import PATHS, Break, EagerInside, Net, batch, swapping
 from tests.models import quick_of
+from tests.session.training import train
 from tests.training import session_of
 
 MIB = 2**20
@@ -338,3 +341,14 @@ def test_of_abandoned_graphs_only_results_of_the_first_step_are_reported():
     rounded = [note for note in report.notes if "by rounding" in note]
     assert rounded and all(note.startswith("step 1 ran by graphs: ") for note in rounded)
     assert "Nothing was swapped in step 3: it fits the budget of 8.00 GiB as it is." in str(report)
+
+
+@pytest.mark.cpu_only("what a GPU's tensors hold at each moment is not recorded")
+@pytest.mark.parametrize("reserved", [0, 48 * MIB])
+def test_the_measured_curve_has_the_measured_peak(reserved, monkeypatch):
+    costs = OpProfiler.costs
+    monkeypatch.setattr(OpProfiler, "costs", lambda *args: replace(costs(*args), first_run_bytes=reserved))
+    for _ in range(2):  # the second start reserves them
+        report = train(num_steps=3)[1]
+    assert report.measured is not None
+    assert max(nbytes for _, nbytes in report.measured.memory) == report.measured_peak_bytes

@@ -87,7 +87,7 @@ class EngineRecorder:
         spans = list(self._optimizing) if kind == "cpu" else []
         memory: list[tuple[float, int]] = []
         for _, record, step in own:
-            found = record.timeline(_names(record, step), other_bytes=_other_bytes(step))
+            found = record.timeline(_names(record, step))
             spans += [span.shifted(record.begun_seconds) for span in found.spans]
             memory += [(seconds + record.begun_seconds, nbytes) for seconds, nbytes in found.memory]
         num_models = len({id(session) for session, _, _ in own})
@@ -112,10 +112,6 @@ def _names(record: StepRecord, step: PlannedStep | None) -> Sequence[str]:
     if step is not None:
         return step.merged.program.buffer_names
     return [f"buffer {number}" for number in range(1 + max((r.swap for r in record.transfers), default=0))]
-
-
-def _other_bytes(step: PlannedStep | None) -> int:
-    return step.allowance.base_bytes - step.allowance.tensor_bytes if step is not None else 0
 
 
 def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, str, Lane, float]]:

@@ -33,6 +33,11 @@ class Peaks(NamedTuple):
     tensor_bytes: int = 0
     tier_bytes: int = 0
 
+    @property
+    def other_bytes(self) -> int:
+        """What counts against the budget besides tensors."""
+        return max(0, self.used_bytes - self.tensor_bytes)
+
     def with_others(self, others: Peaks) -> Peaks:
         """Return the maximum of each field."""
         return Peaks(*map(max, self, others))
@@ -185,13 +190,12 @@ class StepRecord:
     def _holds(self) -> list[tuple[float, float]]:
         return [hold for run in self.segments for hold in run.holds]
 
-    def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
-        """Return the step as spans, starting at 0.
+    def timeline(self, names: Sequence[str]) -> Timeline:
+        """Return the step as spans, starting at 0; the memory curve counts like the budget.
 
         Args:
             names: of the buffers, by the number under which they were moved, in the plan that the step followed; one
                 outside that plan, moved for a step that has not ended yet, is named by its number.
-            other_bytes: what counts against the budget besides tensors; added to the memory curve.
         """
         origin = self.begun_seconds
         waits: list[tuple[float, float, Lane, int | None]] = [
@@ -216,5 +220,6 @@ class StepRecord:
                 continue
             name = names[record.swap] if record.swap < len(names) else f"buffer {record.swap}"
             spans.append(Span(lane, name, start, end, record.nbytes, record.swap))
+        other_bytes = self.step.peaks.other_bytes
         memory = tuple((seconds - origin, nbytes + other_bytes) for seconds, nbytes in self.memory)
         return Timeline("measured", tuple(spans), memory)

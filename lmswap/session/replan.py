@@ -252,7 +252,7 @@ class Replanner:
             ran.plan,
             tier=self._options.tier,
             predicted=ran.predicted,
-            measured=record.timeline(program.buffer_names, other_bytes=0),
+            measured=record.timeline(program.buffer_names),
             op_seconds=record.op_seconds(),
             host_seconds=record.host_seconds(),  # in the step before, the arena computed offsets
             segment_seconds=_scaled(step.history.segment_seconds, step, ran),

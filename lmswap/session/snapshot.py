@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.ir.timeline import Timeline
 from lmswap.reporting import Report, make_report
 from lmswap.reporting.step import StepFigures
-from lmswap.runtime.step_record import StepRecord
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 from lmswap.session.updates import Updates
@@ -39,7 +37,8 @@ def snapshot(session: Session) -> Report:
         figures |= {
             "step": last.step.number,
             "trains": last.step.trains,
-            "measured": _measured(last, step),
+            # Without a plan the names of what it moved are unknown.
+            "measured": last.timeline(step.merged.program.buffer_names if step is not None else ()),
             "measured_peak_bytes": last.step.peaks.used_bytes,
             "measured_tensor_peak_bytes": last.step.peaks.tensor_bytes,
             "own_seconds": last.step.own_seconds if session.runs_graphs(last.step) else None,
@@ -96,10 +95,3 @@ def _update_peak_bytes(updates: Updates, step: PlannedStep) -> int:
     gradient_bytes = 0 if step.adds_up else step.merged.program.gradient_bytes
     before_bytes = allowance.base_bytes + allowance.kept_reserve_bytes
     return before_bytes + left_bytes + gradient_bytes + updates.update_bytes
-
-
-def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
-    if step is None:  # the names of what it moved are unknown
-        return record.timeline((), other_bytes=0)
-    names = step.merged.program.buffer_names
-    return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)

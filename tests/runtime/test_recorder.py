@@ -364,7 +364,7 @@ def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(reports_chang
 def test_buffers_unknown_to_the_plan_are_named_by_number():
     moved = [TransferRecord(number, False, 8, 0.0, 0.0, 1.0, 0.0, 0.0) for number in (0, 1, 7)]
     record = StepRecord(STEP, (SegmentRun((0, "forward"), 0.0, (), 2.0),), (), tuple(moved))
-    names = [span.name for span in record.timeline(("conv", "relu"), other_bytes=0).spans if span.nbytes]
+    names = [span.name for span in record.timeline(("conv", "relu")).spans if span.nbytes]
     assert names == ["conv", "relu", "buffer 7"]
 
 
@@ -421,7 +421,7 @@ def test_a_device_is_held_while_ops_that_are_timed_are_queued(monkeypatch):
     step = recorder.last()
     assert step.op_seconds() == ((1.0, 1.0, 1.0, 1.0), (1.0,))  # a tick each, without those of holds
     assert step.host_seconds() == (None, None)  # whatever the clocks say
-    spans = [(span.lane, span.seconds) for span in step.timeline((), other_bytes=0).spans]
+    spans = [(span.lane, span.seconds) for span in step.timeline(()).spans]
     assert spans == [("compute", 2.0), ("host", 1.0), ("compute", 2.0), ("compute", 1.0)]
     assert sorted(clock.taken) == list(range(1, clock.marks + 1))
     with recorder.segment((0, "forward")):
