@@ -16,6 +16,7 @@ from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.plan_store import StepPlans
+from lmswap.session.planned_step import PlannedStep
 from tests.both_paths import PATHS, Net, batch, swapping
 from tests.models import quick_of
 from tests.training import session_of
@@ -32,6 +33,7 @@ def step(number, mib, sequence=(FORWARD, BACKWARD), follows=(0,)):
 PLANNED = SimpleNamespace(
     made_with=Allowance(100 * MIB, 20 * MIB, 15 * MIB, 5 * MIB, 24 * MIB),
     tensor_peak_bytes=50 * MIB,
+    is_over_budget=False,
     backwards=(0,),
     adds_up=False,
 )
@@ -65,6 +67,12 @@ def test_a_step_over_the_budget_warns_with_number_peak_and_excess():
         "0 MiB by tensors outside of the step when it began; 50.00 MiB by its own tensors; 63.00 MiB beside tensors. Wh"
     )
     assert "give a budget that is lower by that much" in str(warning.message)
+
+
+def test_a_plan_over_the_budget_is_no_reason_to_lower_it(monkeypatch):
+    monkeypatch.setattr(PLANNED, "is_over_budget", True)
+    with pytest.warns(BudgetExceeded, match="none that takes less was found: give a larger budget, or a smaller batch"):
+        Model().report(step(3, 133))
 
 
 def test_the_warning_repeats_only_if_the_excess_grows_by_over_a_quarter():
@@ -422,4 +430,22 @@ def test_a_graph_for_which_no_plan_fits_is_reported_with_its_own_step(is_short, 
     for rows in (8, 16):  # where it is short, another graph for each
         model(torch.randn(rows, 64), is_short).sum().backward()
     assert [note for note in lmswap.report(model).plan_notes if "graph 1" in note] == [said]
+    lmswap.disable(model)
+
+
+def test_a_graph_that_cannot_fit_is_reported_before_it_runs(monkeypatch):
+    torch.compiler.reset()
+    make = StepPlans.make
+
+    def refuse(plans, graphs, *given):
+        if graphs == (1,):
+            raise PlanInfeasible(budget_bytes=2**20, needed_bytes=2**21, where="op 0", policy="auto")
+        return make(plans, graphs, *given)
+
+    monkeypatch.setattr(StepPlans, "make", refuse)
+    monkeypatch.setattr(PlannedStep, "is_over_budget", True)
+    model = swapping(Broken(), "fx")
+    model(torch.randn(8, 64), True).sum().backward()
+    with pytest.warns(BudgetExceeded, match=r"needs at least 2\.0 MiB .* It runs nevertheless, and swaps all it can"):
+        model(torch.randn(16, 64), True).sum().backward()
     lmswap.disable(model)

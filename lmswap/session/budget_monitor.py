@@ -69,8 +69,8 @@ class BudgetMonitor:
             f"{which} of {self._context.name} held {format_bytes(step.peaks.used_bytes)}, "
             f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget.nbytes)} "
             f"({budget.counted}). Measured: "
-            f"{'; '.join(_measured(step, held, plan))}{circumstance}. Where the limit is hard, give a budget that is "
-            "lower by that much, or a smaller batch; lmswap.report(model) shows what was planned"
+            f"{'; '.join(_measured(step, held, plan))}{circumstance}. {_advice(plan)}; lmswap.report(model) shows what "
+            "was planned"
         )
         warn(sentence, BudgetExceeded)
 
@@ -89,6 +89,13 @@ class BudgetMonitor:
         if not is_as_planned:
             return _UNPLANNED if is_hooked else _APART
         return None
+
+
+def _advice(plan: PlannedStep | None) -> str:
+    if plan is not None and plan.is_over_budget:
+        less = "Its plan takes more than the budget, and none that takes less was found"
+        return f"{less}: give a larger budget, or a smaller batch"
+    return "Where the limit is hard, give a budget that is lower by that much, or a smaller batch"
 
 
 def _measured(step: EndedStep, held: Held, plan: PlannedStep | None) -> Iterator[str]:

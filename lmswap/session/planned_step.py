@@ -93,6 +93,11 @@ class PlannedStep(CachedPlan):
         return self.tensor_peak_bytes - self.allowance.step_bytes
 
     @property
+    def is_over_budget(self) -> bool:
+        """Whether its plan exceeds the budget even without a margin."""
+        return self.excess_bytes > self.allowance.margin_bytes
+
+    @property
     def tensor_peak_bytes(self) -> int:
         """The planned peak of its own tensors, fragmentation included if they have offsets."""
         return max(self.plan.predicted_peak_bytes, self.places.total_bytes if self.places else 0)

@@ -39,7 +39,16 @@ from lmswap.capture.specialize import (
 )
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
-from lmswap.errors import CaptureError, ForkedProcess, LmswapError, NotManaged, OptionError, PlanInfeasible, TierError
+from lmswap.errors import (
+    BudgetExceeded,
+    CaptureError,
+    ForkedProcess,
+    LmswapError,
+    NotManaged,
+    OptionError,
+    PlanInfeasible,
+    TierError,
+)
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -344,15 +353,17 @@ class Session:
         try:
             with stage("planning", is_remembered=remembers() and known is None):
                 self._make((graph.index,), merged, graph.costs, known)
-        except PlanInfeasible:
+        except PlanInfeasible as refusal:
             if not ran and not self.recorder.num_steps:
                 raise
             # Earlier graphs of this step were planned before this one was known; from the next step on all of them
             # share one plan, which fits or is refused with the reason.
-            self.plans.swap_all((graph.index,), merged, graph.costs)
+            step = self.plans.swap_all((graph.index,), merged, graph.costs)
             # A complete step is over, though it was not ended yet.
             after = ran[-1] if ran and self.recorder.complete() is None else None
             self.plan_notes.append(crowded_out(graph.index, after))
+            if after is None and step.is_over_budget:
+                warn(f"{self.name}: {refusal} It runs nevertheless, and swaps all it can", BudgetExceeded)
 
     def _seconds_of_other_sizes(self, graph: CapturedGraph, program: Program) -> Sequence[float]:
         """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
