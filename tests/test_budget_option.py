@@ -114,7 +114,7 @@ def test_a_percentage_is_of_the_unplanned_tensors_and_is_kept(compiler):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert report.swapped_out_bytes > 0
     (note,) = notes_of(report, "50%")
-    assert note.startswith(f"budget '50%' is {format_bytes(report.budget_bytes)}: so much of ")
+    assert note.startswith(f"budget '50%' is {format_bytes(report.budget_bytes)}: 50 % of the ")
     assert report.measured_peak_bytes <= min(report.budget_bytes, 0.8 * plain.measured_peak_bytes)
 
 
@@ -136,9 +136,9 @@ def test_calls_without_a_backward_do_not_decide_a_share():
     model(images()).square().mean().backward()
     report = lmswap.report(model)
     lmswap.disable(model)
-    unplanned = [note.split(" that the step's")[0].split("so much of ")[1] for note in notes_of(report, "50%")]
+    unplanned = [note.split(" that the step's")[0].split("50 % of the ")[1] for note in notes_of(report, "50%")]
     (expected,) = notes_of(train(deep, images, "50%")[1], "50%")
-    assert f"so much of {unplanned[-1]} that" in expected
+    assert f"50 % of the {unplanned[-1]} that" in expected
     assert report.swapped_out_bytes > 0
 
 

@@ -65,8 +65,8 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
     cache = _cache_file(device, tier, where)
     machine = None if refresh else _cached_or_measured(cache)
     if machine is None:
-        once = "once for each number of threads" if device.type == "cpu" else "once for this machine"
-        with reported(f"measuring {device} and its {tier} tier, {once}"):
+        once = "once per number of threads" if device.type == "cpu" else "once per machine"
+        with reported(f"measuring {device} and its {tier} tier ({once})"):
             machine = _measure_machine(device, tier, where)
         if machine.tier(tier).sample_bytes is None:
             cache.write(json.loads(machine.to_json()))

@@ -74,7 +74,10 @@ def find_engine(number: int) -> SwapEngine:
             "the child too, after lmswap.enable there"
         )
     if engine is None:
-        raise TransferError("this graph's engine is closed: the model was disabled while the graph was still in use")
+        raise TransferError(
+            "this graph's engine is closed: the model was disabled between a forward and its backward; zero the "
+            "gradients and begin with a forward again"
+        )
     return engine
 
 

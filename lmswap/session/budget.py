@@ -139,8 +139,9 @@ class BudgetTracker:
         self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self.max_bytes)
         at_most = f"; but no more than {_AUTO}" if self.nbytes == self.max_bytes else ""
         self._notes.append(
-            f"budget '{100 * self._share:g}%' is {format_bytes(self.nbytes)}: so much of {format_bytes(peak_bytes)} "
-            f"that the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else{at_most}"
+            f"budget '{100 * self._share:g}%' is {format_bytes(self.nbytes)}: {100 * self._share:g} % of the "
+            f"{format_bytes(peak_bytes)} that the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for "
+            f"all else{at_most}"
         )
 
     def widen(self, planned: Allowance, needed_bytes: int) -> bool:
