@@ -39,17 +39,17 @@ from lmswap.module_checks import (
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.runtime.ops import find_engine
-from lmswap.session.cpu_update_trial import check_updates_on_cpu
 from lmswap.session.diagnostics import warn
-from lmswap.session.optimizer_trial import why_updates_are_whole
 from lmswap.session.out_of_memory import explain_out_of_memory
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
 from lmswap.session.snapshot import snapshot
-from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.dynamo import OptimizedModule, backend_of, isolate_traces, running_backend
 from lmswap.torch_compat.modules import compiled_call, named_buffers, named_parameters, set_compiled_call
 from lmswap.torch_compat.versions import take_untested_notice
+from lmswap.training_state import TrainingState
+from lmswap.training_state.cpu_update_trial import check_updates_on_cpu
+from lmswap.training_state.optimizer_trial import why_updates_are_whole
 from lmswap.verify.summary import Verified
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

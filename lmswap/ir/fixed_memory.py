@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from lmswap.errors import CaptureError
 
@@ -17,6 +18,18 @@ _AND_PARAMETERS = "the model's parameters, and growth of resident memory since e
 def counted(device_type: str, *, parameters: bool = False) -> str:
     """What the budget of a device counts, and from when; on a CPU the model's parameters only if they are placed."""
     return _AND_PARAMETERS if device_type == "cpu" and parameters else COUNTED.get(device_type, "")
+
+
+class TrainedMemory(NamedTuple):
+    """Bytes of a model's parameters, of what a budget counts of their gradients and optimizer state, and of the rest.
+
+    ``pending_optimizer_bytes`` are those of state that optimizers have yet to allocate.
+    """
+
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    pending_optimizer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lmswap.ir.fixed_memory import FixedMemory
+from lmswap.ir.fixed_memory import FixedMemory, TrainedMemory
 from lmswap.planner.cache import PlannedMemory
 
 # Growth of what is in use before the step that is not worth replanning for. Where the margin is smaller than in the
@@ -21,18 +21,6 @@ class Held(NamedTuple):
     nbytes: int
     came_bytes: int = 0
     came_in: int = 0
-
-
-class TrainedMemory(NamedTuple):
-    """Bytes of a model's parameters, of what a budget counts of their gradients and optimizer state, and of the rest.
-
-    ``pending_optimizer_bytes`` are those of state that optimizers have yet to allocate.
-    """
-
-    parameter_bytes: int = 0
-    gradient_bytes: int = 0
-    optimizer_bytes: int = 0
-    pending_optimizer_bytes: int = 0
 
 
 _UNKNOWN = TrainedMemory()

@@ -15,15 +15,15 @@ from lmswap.errors import OptionError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes, min_share_taken
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.fixed_memory import counted
+from lmswap.ir.fixed_memory import TrainedMemory, counted
 from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.planner import KEEP_WHAT_FITS
 from lmswap.runtime.arena import Arena
-from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held, TrainedMemory
+from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held
 from lmswap.session.diagnostics import Notes
-from lmswap.session.optimizer_memory import ASSUMED_VALUES, TrainableParameters
-from lmswap.session.weights import Weights
+from lmswap.training_state.optimizer_memory import ASSUMED_VALUES, TrainableParameters
+from lmswap.training_state.weights import Weights
 
 
 class _Margin(NamedTuple):

@@ -57,10 +57,10 @@ from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.borrowed_plans import BorrowedPlans
 from lmswap.session.planned_step import Phase, PlannedStep
-from lmswap.session.weights import Placeable
 from lmswap.torch_compat.dynamo_cache import CacheEntry
 from lmswap.torch_compat.sized_graphs import is_sized
 from lmswap.torch_compat.symbolic_sizes import BufferGrowth, Sizes, SymbolicRegion
+from lmswap.training_state.weights import Placeable
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
 

@@ -13,7 +13,7 @@ from lmswap.session.diagnostics import Notes
 from lmswap.session.engine_setup import KnownMachine
 from lmswap.session.plan_file import PinnedPlans
 from lmswap.session.retention import RetentionEstimate
-from lmswap.session.weights import Weights
+from lmswap.training_state.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from lmswap.runtime import _C
 from lmswap.runtime.storage import held_bytes
 from lmswap.runtime.tiers import open_tier
 from lmswap.session.plan_file import PinnedPlans
-from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.autograd import disable_autocast
 from lmswap.torch_compat.caching_allocator import allocator_settings
 from lmswap.torch_compat.operators import eager_dispatch
+from lmswap.training_state import TrainingState
 
 # What verify=True checks and does not check, by compiler.
 WHAT_VERIFY_DOES = {

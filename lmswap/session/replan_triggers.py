@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.fixed_memory import TrainedMemory
 from lmswap.ir.program import BufferKind
 from lmswap.planner import simulate
 from lmswap.planner.calibrate import Calibration, calibrate_host
@@ -30,7 +31,7 @@ from lmswap.reporting.replan_reasons import (
     WarmUpGrowth,
 )
 from lmswap.session import compression_ratio
-from lmswap.session.allowance import GROWTH_BYTES, Allowance, TrainedMemory
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.plan_request import PlanRequest, with_update
 from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
 

@@ -73,7 +73,6 @@ from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.context import ModelContext
-from lmswap.session.cpu_updates import CpuUpdates
 from lmswap.session.diagnostics import Notes, crowded_out, warn
 from lmswap.session.engine_setup import (
     KnownMachine,
@@ -83,9 +82,6 @@ from lmswap.session.engine_setup import (
     has_places,
     open_device,
 )
-from lmswap.session.gradients import StreamedGradients
-from lmswap.session.optimizer_memory import TrainableParameters
-from lmswap.session.optimizer_state import ChunkedUpdates
 from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase, PlannedStep
@@ -96,11 +92,15 @@ from lmswap.session.retention import RetentionEstimate
 from lmswap.session.state_split import best_split, largest_split, trained_bytes, update_seconds
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
-from lmswap.session.training_state import TrainingState
-from lmswap.session.updates import Updates
-from lmswap.session.weights import Weights
 from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
 from lmswap.torch_compat.symbolic_sizes import Sizes, SymbolicRegion
+from lmswap.training_state import TrainingState
+from lmswap.training_state.cpu_updates import CpuUpdates
+from lmswap.training_state.gradients import StreamedGradients
+from lmswap.training_state.optimizer_memory import TrainableParameters
+from lmswap.training_state.optimizer_state import ChunkedUpdates
+from lmswap.training_state.updates import Updates
+from lmswap.training_state.weights import Weights
 from lmswap.verify.summary import Verified
 from lmswap.verify.transfer_checksums import Audit
 

@@ -9,7 +9,7 @@ from lmswap.reporting import Report, make_report
 from lmswap.reporting.step import StepFigures
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.session import Session
-from lmswap.session.updates import Updates
+from lmswap.training_state.updates import Updates
 
 
 def snapshot(session: Session) -> Report:

@@ -13,7 +13,7 @@ from lmswap.ir.program import BufferKind, Program
 from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
 from lmswap.session.plan_store import StepPlans
-from lmswap.session.updates import Updates
+from lmswap.training_state.updates import Updates
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _WORTH_STREAMING = 0.02  # of the step's seconds: less is within the error of predictions

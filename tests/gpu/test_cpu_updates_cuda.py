@@ -11,10 +11,10 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError, TierError
-from tests.optimizer_state.interrupted import interrupted_runs
-from tests.optimizer_state.test_streaming import OPTIMIZERS, Network, OfAbsent, OfAll, OfEach, all_tensors, groups_of
-from tests.optimizer_state.test_streaming import train as train_by
 from tests.training import session_of
+from tests.training_state.interrupted import interrupted_runs
+from tests.training_state.test_streaming import OPTIMIZERS, Network, OfAbsent, OfAll, OfEach, all_tensors, groups_of
+from tests.training_state.test_streaming import train as train_by
 
 MIB = 2**20
 WIDTH = 128

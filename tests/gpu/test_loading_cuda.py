@@ -9,7 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.errors import OptionError
 from lmswap.runtime.host_copies import HostCopies
-from tests.weights.test_quantized import Quantized
+from tests.training_state.test_quantized import Quantized
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 WIDTH, LAYERS = 512, 5

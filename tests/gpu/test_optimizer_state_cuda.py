@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import lmswap
-from tests.optimizer_state.test_streaming import non_resident, same
 from tests.training import session_of
+from tests.training_state.test_streaming import non_resident, same
 
 MIB = 2**20
 pytestmark = [

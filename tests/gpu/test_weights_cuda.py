@@ -9,7 +9,7 @@ import lmswap
 from lmswap.errors import OptionError
 from tests.gpu.trainings import begin
 from tests.training import session_of
-from tests.weights.adapted import network, same, train
+from tests.training_state.adapted import network, same, train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import lmswap
 from lmswap.errors import NotManaged, OptionError
 from tests.gpu.trainings import begin
-from tests.weights.adapted import same
+from tests.training_state.adapted import same
 
 pytestmark = [
     pytest.mark.gpu,

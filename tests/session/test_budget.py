@@ -5,9 +5,9 @@ import pytest
 from lmswap.options import Options
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes
-from lmswap.session.optimizer_memory import TrainableParameters
+from lmswap.training_state.optimizer_memory import TrainableParameters
 from tests.ir.build import build
-from tests.session.no_weights import no_weights
+from tests.training_state.no_weights import no_weights
 
 MIB = 2**20
 

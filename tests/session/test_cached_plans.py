@@ -25,13 +25,13 @@ from lmswap.session import allowance, planner, replan, replan_triggers
 from lmswap.session.allowance import Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes
-from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.planned_step import Phase
+from lmswap.training_state.optimizer_memory import TrainableParameters
 from tests.ir.build import build
 from tests.models import LARGE, Case, tight_budget
-from tests.session.no_weights import no_weights
 from tests.session.training import CASE, SMALL, train
 from tests.training import same_bits
+from tests.training_state.no_weights import no_weights
 
 
 def plan_files() -> list[Path]:

@@ -8,6 +8,7 @@ import pytest
 
 from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.errors import TierError
+from lmswap.ir.fixed_memory import TrainedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind
 from lmswap.options import Options
@@ -16,7 +17,7 @@ from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.replan_reasons import UnusedMargin, WarmUpGrowth
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session import plan_store
-from lmswap.session.allowance import Allowance, Held, TrainedMemory
+from lmswap.session.allowance import Allowance, Held
 from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes
 from lmswap.session.engine_setup import KnownMachine
@@ -26,7 +27,7 @@ from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner, StepRun
 from lmswap.session.retention import Retention, RetentionEstimate
 from tests.ir.build import build, unit_machine
-from tests.session.no_weights import no_weights
+from tests.training_state.no_weights import no_weights
 
 MIB = 2**20
 GRAPHS = (3,)

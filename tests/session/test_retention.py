@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from lmswap.ir.program import BufferKind
-from lmswap.session.optimizer_memory import TrainableParameters
 from lmswap.session.retention import Retention, RetentionEstimate
 from lmswap.torch_compat.modules import named_parameters
+from lmswap.training_state.optimizer_memory import TrainableParameters
 
 OUTPUT, GRADIENT = BufferKind.OUTPUT, BufferKind.GRADIENT
 

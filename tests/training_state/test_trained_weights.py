@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lmswap
-from tests.optimizer_state.test_streaming import OPTIMIZERS, WIDTH, all_tensors, made, same, train
 from tests.training import session_of
+from tests.training_state.test_streaming import OPTIMIZERS, WIDTH, all_tensors, made, same, train
 
 STEPS = 3
 

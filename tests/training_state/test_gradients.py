@@ -13,9 +13,9 @@ from lmswap.errors import TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
 from lmswap.runtime.host_copies import HostCopies
-from tests.optimizer_state.test_streaming import LAYERS, WIDTH, all_tensors, large, made, same
-from tests.optimizer_state.test_trained_weights import enabled
 from tests.training import session_of
+from tests.training_state.test_streaming import LAYERS, WIDTH, all_tensors, large, made, same
+from tests.training_state.test_trained_weights import enabled
 
 
 def streaming(model, optimizer):

@@ -7,7 +7,7 @@ from torch import nn
 import lmswap
 from lmswap.capture.recompiles import TracesWithoutGradients
 from tests.training import session_of
-from tests.weights.adapted import same
+from tests.training_state.adapted import same
 
 WIDTH, VOCABULARY = 32, 100
 

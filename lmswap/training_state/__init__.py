@@ -1,4 +1,9 @@
-"""The state of a model's training from step to step: parameters, buffers, and the optimizers with their own."""
+"""State of a training from step to step: weights, gradients and optimizer state, resident or in host copies.
+
+Plans decide for weights, see `weights`; what optimizers read and write in an update may stream through the device, a
+few parameters at a time (`updates`, `optimizer_state`), with the gradients that backwards leave (`gradients`), or be
+updated on the CPU (`cpu_updates`). `optimizer_memory` measures and predicts what it all takes.
+"""
 
 from __future__ import annotations
 

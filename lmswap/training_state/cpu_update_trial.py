@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from lmswap.errors import OptionError
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.session.optimizer_trial import copy_with, trained_copy, why_updates_are_whole
 from lmswap.torch_compat.optimizers import update_of
+from lmswap.training_state.optimizer_trial import copy_with, trained_copy, why_updates_are_whole
 
 _CPU = torch.device("cpu")
 # Of large copies that are timed: with gradients and Adam's state 64 MiB, which do not stay in caches.

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from lmswap.runtime.host_copies import HostCopies
-from lmswap.session.training_state import TrainingState
-from lmswap.session.weights import Weights
+from lmswap.training_state import TrainingState
+from lmswap.training_state.weights import Weights
 
 
 def no_weights() -> Weights:

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from lmswap.errors import OptionError, TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.session.cpu_update_trial import cpu_state_keys, seconds_on_cpu
-from lmswap.session.gradients import StreamedGradients
-from lmswap.session.optimizer_state import ChunkedUpdates
-from lmswap.session.optimizer_trial import settings_on
 from lmswap.torch_compat.tensors import storage_id
+from lmswap.training_state.cpu_update_trial import cpu_state_keys, seconds_on_cpu
+from lmswap.training_state.gradients import StreamedGradients
+from lmswap.training_state.optimizer_state import ChunkedUpdates
+from lmswap.training_state.optimizer_trial import settings_on
 
 _CPU = torch.device("cpu")
 # What a GradScaler gives fused updates, which would read it on the CPU before its copy has ended (torch 2.13, no

@@ -14,7 +14,7 @@ import lmswap
 from lmswap.errors import NotManaged, OptionError, PlanInfeasible, TierError, TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
-from lmswap.session.weights import Weights
+from lmswap.training_state.weights import Weights
 from tests.training import session_of
 
 WIDTH, LAYERS = 128, 6

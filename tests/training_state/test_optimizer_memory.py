@@ -9,8 +9,8 @@ import torch
 from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from lmswap.session.optimizer_memory import TrainableParameters
-from tests.weights.test_quantized import Quantized
+from lmswap.training_state.optimizer_memory import TrainableParameters
+from tests.training_state.test_quantized import Quantized
 
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),

@@ -14,7 +14,7 @@ from lmswap.ir.timeline import Lane
 from lmswap.planner import make_plan, reprice
 from lmswap.session import planner
 from tests.training import session_of
-from tests.weights.adapted import same
+from tests.training_state.adapted import same
 
 WIDTH = 32
 

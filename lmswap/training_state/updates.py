@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.session.cpu_updates import CpuUpdates
-from lmswap.session.gradients import StreamedGradients, max_mapped_bytes
-from lmswap.session.gradients import window_bytes as gradient_window_bytes
-from lmswap.session.optimizer_state import ChunkedUpdates
+from lmswap.training_state.cpu_updates import CpuUpdates
+from lmswap.training_state.gradients import StreamedGradients, max_mapped_bytes
+from lmswap.training_state.gradients import window_bytes as gradient_window_bytes
+from lmswap.training_state.optimizer_state import ChunkedUpdates
 
 
 class Updates:

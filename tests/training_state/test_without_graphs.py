@@ -12,7 +12,7 @@ from lmswap.dispatch import ModelCall
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.torch_compat.modules import compiled_call
 from tests.training import session_of
-from tests.weights.adapted import same
+from tests.training_state.adapted import same
 
 WIDTH = 64
 WEIGHT_BYTES = 4 * WIDTH * WIDTH

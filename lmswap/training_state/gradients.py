@@ -21,9 +21,9 @@ from lmswap.hardware.memory import DeviceMemory
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.partial_backward import part_bytes
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.session.training_state import NamedTensors
 from lmswap.torch_compat.autograd import queue_callback
 from lmswap.torch_compat.tensors import storage_id
+from lmswap.training_state import NamedTensors
 
 # That norms of gradients had mapped before they were trimmed, on two cores that both compute: 10 to 16 MiB in the
 # median, 35 to 50 at most.

@@ -2,7 +2,7 @@
 
 A plan decides for each weight that its step reads. One that it moves is non-resident outside of steps; the step fetches
 it from there. What steps write is not placed: it stays resident. So does what is trained, unless the updates of a given
-optimizer fetch it, see `lmswap.session.optimizer_state`.
+optimizer fetch it, see `lmswap.training_state.optimizer_state`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.host_copies import HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage, held_bytes
-from lmswap.session.optimizer_state import updated_parameters
-from lmswap.session.training_state import TrainingState
 from lmswap.torch_compat.tensors import storage_id
+from lmswap.training_state import TrainingState
+from lmswap.training_state.optimizer_state import updated_parameters
 
 
 @dataclass(frozen=True)

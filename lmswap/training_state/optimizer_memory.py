@@ -11,11 +11,11 @@ from torch import Tensor, strided
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lmswap.ir.fixed_memory import TrainedMemory
 from lmswap.runtime.storage import held_bytes
-from lmswap.session.allowance import TrainedMemory
 
 if TYPE_CHECKING:
-    from lmswap.session.updates import Updates
+    from lmswap.training_state.updates import Updates
 
 # Values that an optimizer keeps per value of a parameter, by the settings of its group (torch 2.11 to 2.13).
 _Settings = Mapping[str, Any]

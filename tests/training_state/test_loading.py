@@ -6,7 +6,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
-from tests.weights.adapted import same, train
+from tests.training_state.adapted import same, train
 
 WIDTH = 32
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import lmswap
 from tests.training import session_of
-from tests.weights.adapted import same
+from tests.training_state.adapted import same
 
 WIDTH = 32
 OPTIONS = {"policy": "swap_all", "weights": "swap", "min_swap_bytes": 512}

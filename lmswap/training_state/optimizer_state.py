@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from lmswap.errors import TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.session.gradients import StreamedGradients
-from lmswap.session.optimizer_memory import state_sizes, state_tensors
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id, version_of
+from lmswap.training_state.gradients import StreamedGradients
+from lmswap.training_state.optimizer_memory import state_sizes, state_tensors
 
 # The bytes of one chunk: at most this share of the budget, and this one of all that is copied, as an update waits for
 # the first chunk and the last; within limits, as small copies and kernels take longer.

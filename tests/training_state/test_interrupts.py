@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import lmswap
-from tests.optimizer_state import test_gradients
-from tests.optimizer_state.interrupted import interrupted_runs
-from tests.optimizer_state.test_streaming import LAYERS, WIDTH, all_tensors, made, non_resident, same, streaming
 from tests.training import session_of
+from tests.training_state import test_gradients
+from tests.training_state.interrupted import interrupted_runs
+from tests.training_state.test_streaming import LAYERS, WIDTH, all_tensors, made, non_resident, same, streaming
 
 
 def backward(model):

@@ -10,8 +10,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import lmswap
 from lmswap.errors import NotManaged
-from tests.optimizer_state.test_streaming import same
 from tests.training import session_of
+from tests.training_state.test_streaming import same
 
 WIDTH, STEPS = 48, 3
 LOOP, FOREACH, FUSED = {"foreach": False}, {"foreach": True}, {"fused": True}

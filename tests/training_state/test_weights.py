@@ -12,7 +12,7 @@ from torch import nn
 import lmswap
 from lmswap.api import _session
 from lmswap.errors import NotManaged, OptionError
-from tests.weights.adapted import network, same, tokens, train
+from tests.training_state.adapted import network, same, tokens, train
 
 # The least budget is that of the first plan: where the process gives back some MiB afterwards, weights fit in them.
 pytestmark = pytest.mark.usefixtures("resident")
