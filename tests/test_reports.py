@@ -344,6 +344,7 @@ def test_of_abandoned_graphs_only_results_of_the_first_step_are_reported():
 
 
 @pytest.mark.cpu_only("what a GPU's tensors hold at each moment is not recorded")
+@pytest.mark.usefixtures("resident")
 @pytest.mark.parametrize("reserved", [0, 48 * MIB])
 def test_the_measured_curve_has_the_measured_peak(reserved, monkeypatch):
     costs = OpProfiler.costs

@@ -31,7 +31,7 @@ budget         the bytes that the device may hold at any time; the peak is the m
 margin         bytes of the budget that are reserved for what no prediction covers
 timeline       what ran when, predicted or measured (trace)
 calibrate      to correct costs and link rates to a measured step
-replan         to plan again after a step has shown that an assumption was wrong
+replan         to plan again once a step has shown an assumption wrong
 certificate    a lower bound on the seconds of any plan, with the prices that prove it
 price          seconds per byte at a cut, or per second of a lane (dual variable)
 rank           one of several processes that train a model together
@@ -39,7 +39,7 @@ node           the ranks of one machine (local ranks)
 network        how ranks reach each other; an all-reduce sums a tensor over all of them
 bucket         gradients that are all-reduced together
 size bucket    sizes that share a plan: four from one power of two to the next
-unplanned peak the most bytes that a step holds when every buffer is kept
+unplanned peak the peak of a step that keeps every buffer
 roofline       an op's seconds by its flops or its bytes, whichever takes longer
 graph break    where `torch.compile` cannot trace on; the model is then several graphs
 hooks          saved-tensor hooks of torch, called with each tensor saved for the backward

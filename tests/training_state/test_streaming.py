@@ -219,7 +219,8 @@ def test_a_least_budget_is_that_with_which_state_and_gradients_stream(resident):
 
 
 @pytest.mark.cpu_only("in an arena the step's memory stays its own")
-def test_an_update_takes_memory_that_the_step_has_given_back(resident):
+@pytest.mark.usefixtures("resident", "unmoved_margin")
+def test_an_update_takes_memory_that_the_step_has_given_back():
     def least_bytes(streams):
         model, optimizer = large()
         lmswap.enable(model, "2GiB", optimizer=optimizer, weights="keep")
