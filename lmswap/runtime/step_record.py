@@ -35,8 +35,8 @@ class Peaks(NamedTuple):
 
     @property
     def other_bytes(self) -> int:
-        """What counts against the budget besides tensors."""
-        return max(0, self.used_bytes - self.tensor_bytes)
+        """What counts against the budget besides tensors, less those of them that do not count."""
+        return self.used_bytes - self.tensor_bytes
 
     def with_others(self, others: Peaks) -> Peaks:
         """Return the maximum of each field."""
