@@ -126,16 +126,15 @@ class BudgetTracker:
             self._read_ahead_bytes = nbytes
         return min(nbytes, self.nbytes - self._memory.used_bytes())
 
-    def take_share(self, program: Program, costs: OpCosts) -> None:
-        """Let a budget that is a share include the step of ``program``: it refers to the largest step so far.
+    def take_share(self, program: Program, costs: OpCosts, planned: Allowance) -> Allowance:
+        """Return ``planned``, the allowance of a step of ``program``, by a share of the largest step so far.
 
         Adds a note if that changes the budget; without effect on a budget that is no share.
         """
         peak_bytes = 0 if self._share is None else StepMemory(program, costs).peak.nbytes
         if self._share is None or peak_bytes <= self._max_peak_bytes:
-            return
-        self._max_peak_bytes = peak_bytes
-        fixed_bytes = self.allowance(program).fixed_bytes
+            return planned
+        self._max_peak_bytes, fixed_bytes = peak_bytes, planned.fixed_bytes
         self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self.max_bytes)
         at_most = f"; but no more than {_AUTO}" if self.nbytes == self.max_bytes else ""
         self._notes.append(
@@ -143,6 +142,7 @@ class BudgetTracker:
             f"{format_bytes(peak_bytes)} that the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for "
             f"all else{at_most}"
         )
+        return replace(planned, budget_bytes=self.nbytes)
 
     def widen(self, planned: Allowance, needed_bytes: int) -> bool:
         """Take the least budget that works, ``needed_bytes``, instead of a share that is too small; whether it can.

@@ -112,15 +112,15 @@ class StepPlans:
             PlanMismatch: the plan of the plan file does not fit.
         """
         program = merged.program
-        allowance = self._allowance(program, known.costs if known is not None else costs)
+        costs = self._planner.with_losses(known.costs if known is not None else costs, program, graphs)
+        allowance = self._allowance(program, costs)
         if known is not None and self._pinned is not None:
             allowance = allowance.sparing(min(known.room.spared_reserve_bytes, allowance.reserve_bytes))
             self._refuse_outgrown(known, program, allowance)
             return self.adopt(graphs, merged, known, allowance, f"that of '{self._options.plan}'")
         if known is not None and self._still_serves(known, program, allowance):
             return self.adopt(graphs, merged, known, allowance, FROM_CACHE)
-        costs, machine = (known.costs, known.machine) if known else (costs, self._machine.now)
-        costs = self._planner.with_losses(costs, program, graphs)
+        machine = known.machine if known is not None else self._machine.now
         request, started = self.request(program, costs, machine, allowance), time.perf_counter()
         met, planned = (self._plan_together if known is None else self._search_within_budget)(graphs, request)
         origin = f"made in {format_seconds(time.perf_counter() - started)}"
@@ -228,8 +228,7 @@ class StepPlans:
     def _allowance(self, program: Program, costs: OpCosts) -> Allowance:
         """Return what a step of ``program`` may occupy now; a budget that is a share is set by it."""
         self._memory.trim()  # timing the ops leaves pages for reuse, which do not stay in use
-        self._budget.take_share(program, costs)
-        return self._budget.allowance(program)
+        return self._budget.take_share(program, costs, self._budget.allowance(program))
 
     def adopt(
         self,

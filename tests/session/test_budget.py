@@ -47,7 +47,7 @@ def test_a_share_refers_to_the_largest_step_so_far():
     budgets = []
     for mib in (64, 32, 128):
         step = step_of(mib)
-        tracked.take_share(step.program, step.costs)
+        tracked.take_share(step.program, step.costs, tracked.allowance(step.program))
         budgets.append(tracked.nbytes - tracked.allowance(step.program).fixed_bytes)
     assert budgets[0] == budgets[1] < budgets[2]
     assert len(notes) == 2
@@ -68,7 +68,7 @@ def test_what_first_runs_of_ops_leave_is_reserved_until_their_step_is_over():
 def test_other_budgets_include_any_step():
     tracked, notes = tracker("1GiB")
     step = step_of(64)
-    tracked.take_share(step.program, step.costs)
+    tracked.take_share(step.program, step.costs, tracked.allowance(step.program))
     assert (tracked.nbytes, [*notes]) == (2**30, [])
     assert not tracked.widen(tracked.allowance(step.program), 2**31)
 
@@ -76,7 +76,7 @@ def test_other_budgets_include_any_step():
 def test_a_small_percentage_is_widened_up_to_the_device():
     tracked, notes = tracker("1%")
     step = step_of(64)
-    tracked.take_share(step.program, step.costs)
+    tracked.take_share(step.program, step.costs, tracked.allowance(step.program))
     planned = tracked.allowance(step.program)
     needed_bytes = planned.budget_bytes + 8 * MIB
     assert not tracked.widen(planned, tracked.max_bytes + 1)
