@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     console, has_failed = make_console(), False
     for name in options.tasks:
-        trainings = [Training(name, way, options.budget, options.steps) for way in options.ways]
+        trainings = [Training(name, way, options.budget, options.steps) for way in sorted(options.ways, key=WAYS.index)]
         found = train_in_turns(train, trainings, _died, preload=("benchmarks.shapes.training", *PRELOAD))
         for each in found:
             console.print(f"{name}, {each.training.way}: {sentence(each, found[0])}", highlight=False)
