@@ -134,6 +134,10 @@ class CapturedGraph:
         """What graphs of one trace have in common."""
         return self._symbolic or self
 
+    def graphs_of_trace(self) -> list[CapturedGraph]:
+        """Return the graphs of its trace, this one included, in the order of their numbers."""
+        return [each for each in self.session.graphs if isinstance(each, CapturedGraph) and each.trace is self.trace]
+
     @property
     def has_sizes(self) -> bool:
         """Whether its trace serves sizes that vary."""
@@ -145,9 +149,9 @@ class CapturedGraph:
         They are those of its bucket, and at the first time the declared ones: others run by their plan at once.
         """
         assert self._symbolic is not None
-        graphs = [each for each in self.session.graphs if isinstance(each, CapturedGraph) and each.trace is self.trace]
         largest = self._symbolic.largest(sizes)
-        if largest != sizes and all(each._sizes == self._sizes for each in graphs) and self._symbolic.serves(largest):
+        is_first = all(each._sizes == self._sizes for each in self.graphs_of_trace())
+        if largest != sizes and is_first and self._symbolic.serves(largest):
             yield largest
         for less in range(_MAX_LESS):  # sizes may have to be odd, or the sum of others
             edges = {symbol: max(size, bucket_edge(size) - less) for symbol, size in sizes.items()}

@@ -367,8 +367,7 @@ class Session:
 
     def _seconds_of_other_sizes(self, graph: CapturedGraph, program: Program) -> Sequence[float]:
         """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
-        traced = [each for each in self.graphs if isinstance(each, CapturedGraph) and each.trace is graph.trace]
-        shown = (each.seconds_for(program) for each in reversed(traced) if each is not graph)
+        shown = (each.seconds_for(program) for each in reversed(graph.graphs_of_trace()) if each is not graph)
         return next(filter(None, shown), ())
 
     def check_caller(self) -> None:
