@@ -12,7 +12,7 @@ from torch import nn
 import lmswap
 from lmswap import progress
 from lmswap.capture import aot_stages
-from lmswap.session import compiled_graph, session
+from lmswap.session import session
 
 
 @pytest.fixture(autouse=True)
@@ -148,22 +148,6 @@ def test_all_of_the_first_call_is_covered_and_later_steps_report_nothing(capsys,
     assert covered >= seconds - 1.0
     model(torch.ones(8, 64)).sum().backward()
     assert capsys.readouterr().err == ""
-    lmswap.disable(model)
-
-
-def test_the_first_backward_states_that_it_is_compiled(capsys, terminal, monkeypatch):
-    compile_parts = compiled_graph.compile_parts
-
-    def compile_slowly(module):
-        time.sleep(0.2)
-        return compile_parts(module)
-
-    monkeypatch.setattr(compiled_graph, "compile_parts", compile_slowly)
-    model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), "2GiB")
-    outputs = model(torch.ones(8, 64))
-    capsys.readouterr()
-    outputs.sum().backward()
-    assert "lmswap: Sequential, first backward: compiling" in capsys.readouterr().err
     lmswap.disable(model)
 
 

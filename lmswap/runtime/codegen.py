@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -20,6 +20,7 @@ from lmswap.torch_compat.sized_graphs import covers_storage, fixed_number, inlin
 from lmswap.torch_compat.symbolic_sizes import is_size, is_symbolic
 
 BoxedFunction = Callable[[list[Any]], Any]
+_Code = TypeVar("_Code")
 _MAX_VIEWS = 8  # between an output and the node of its graph
 
 
@@ -184,22 +185,34 @@ def copy_graph(graph: SegmentGraph) -> SegmentGraph:
     return SegmentGraph(module, graph.phase, graph.num_user_outputs, buffer_of=buffer_of)
 
 
-def with_op_marks(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphModule:
-    """Return a copy of ``graph`` that calls ``begin_op`` before each op except the first."""
-    timed, copies = copy_module(graph.module)
-    (following,) = timed.graph.find_nodes(op="output")
+def with_op_marks(
+    compile_graph: Callable[[fx.GraphModule], _Code], graph: SegmentGraph, begin_op: Callable[[], None]
+) -> _Code:
+    """Return what ``compile_graph`` makes of ``graph``, with a call of ``begin_op`` before each op except the first.
+
+    The calls are erased again: a copy with them would take 10 KiB per op in the step that is measured.
+    """
+    nodes, marks = set(graph.fx_graph.nodes), list[fx.Node]()
+    following = graph.output
     for op in reversed(graph.ops[1:]):
-        following = copies.get(op, following)  # the rewriter drops unused reads of RNG states
-        with timed.graph.inserting_before(following):
-            timed.graph.call_function(begin_op)
-    return timed
+        following = op if op in nodes else following  # the rewriter drops unused reads of RNG states
+        marks.append(_insert_call(graph, following, begin_op))
+    try:
+        return compile_graph(graph.module)
+    finally:
+        for mark in marks:
+            graph.fx_graph.erase_node(mark)
 
 
 def insert_before(graph: SegmentGraph, ops: Collection[int], function: Callable[[], None]) -> None:
     """Insert a call of ``function`` before each of ``ops``, indices into ``graph.ops``."""
     for op in ops:
-        with graph.module.graph.inserting_before(graph.ops[op]):
-            graph.module.graph.call_function(function)
+        _insert_call(graph, graph.ops[op], function)
+
+
+def _insert_call(graph: SegmentGraph, following: fx.Node, function: Callable[[], None]) -> fx.Node:
+    with graph.fx_graph.inserting_before(following):
+        return graph.fx_graph.call_function(function)
 
 
 def is_projection(node: fx.Node) -> bool:

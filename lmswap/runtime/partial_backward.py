@@ -76,14 +76,14 @@ def compile_parts(
     """Compile ``module`` to functions that run one after another, each in a context of its own.
 
     Args:
-        module: a backward graph with markers; it is not edited.
+        module: a backward graph. It is not edited if it has markers; without any it is the one part.
         compile_part: compiles the graph of one part.
 
     Returns:
         A function of the list of inputs, which it empties, and of what returns the context of a part.
     """
     positions = results_by_part(module.graph)
-    functions = [compile_part(part) for part in _split(module)]
+    functions = [compile_part(part) for part in (_split(module) if len(positions) > 1 else (module,))]
 
     def run(values: list[Any], around: Around) -> PartialResults:
         for function, given in zip(functions, positions, strict=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx
@@ -34,7 +34,6 @@ from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import LOSS, Op, Program
 from lmswap.ir.schedule import schedule
 from lmswap.planner import simulate
-from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.runtime.arena import SegmentOpenings, placing
@@ -67,6 +66,8 @@ from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
 if TYPE_CHECKING:
     from lmswap.session.session import Session
 
+
+_Code = TypeVar("_Code")
 
 _MAX_FITTING = 1024  # sizes that are known to fit: numbers may be new in each step
 _MAX_LESS = 4  # by which the largest sizes of a bucket that can be planned are searched below its edge
@@ -340,6 +341,7 @@ class CapturedGraph:
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
         self._fitting.clear()
+        self.session.memory.compact()
         self.function = self._plain.wrap(compiled) if self._plain else compiled
 
     def _plain_torch(self, module: fx.GraphModule) -> EagerReference | None:
@@ -397,9 +399,9 @@ class _Running:
 
 
 class _PlannedGraph(aot.GraphHandler):
-    """Handles the graphs of one region for one plan; torch compiles a backward when it first runs.
+    """Handles the graphs of one region for one plan.
 
-    By then another plan may be active, whose graphs have a handler of their own.
+    A backward that runs by it may belong to a plan that is not active any more.
     """
 
     def __init__(self, graph: CapturedGraph, step: tuple[int, ...] = ()) -> None:
@@ -459,14 +461,14 @@ class _PlannedGraph(aot.GraphHandler):
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
+        timed = self._timed(compile_boxed, segment)
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script, running = self._session.engine.arena, self._scripts.get(phase), self.running(phase)
 
         def run(arguments: list[Any]) -> Any:
-            # Marks are for one step: they slow down a graph of many small ops.
-            timed = compile_boxed(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
+            code = timed if timed is not None and recorder.times_ops else function
             with placing(arena, script) as allocating, running, allocating():
-                values = (timed or function)(arguments)
+                values = code(arguments)
             handover.after_forward(values, positions)
             return values
 
@@ -475,15 +477,14 @@ class _PlannedGraph(aot.GraphHandler):
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
-        with reported(f"{self._session.name}, first backward", "compiling"):
-            parts = compile_parts(module)
-        segment, recorder = self._segments["backward"], self._session.recorder
+        parts, segment, recorder = compile_parts(module), self._segments["backward"], self._session.recorder
+        timed = self._timed(compile_parts, segment)
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
         gradients, names = self._session.gradients, self._gradients_by_part(segment)
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
-            timed = compile_parts(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
+            code = timed if timed is not None and recorder.times_ops else parts
             handover.before_backward(arguments, positions)
             adds_up = self._adds_up and self._session.retention.have_gradients()
             # A context of its own: an interrupted run's may be left only after the next one has begun.
@@ -492,7 +493,7 @@ class _PlannedGraph(aot.GraphHandler):
                 if gradients.are_streamed:
                     streamed = gradients.of_backward(names)
                     around = partial(_nested, streamed.around_part, allocating)
-                yield from (timed or parts)(arguments, around)
+                yield from code(arguments, around)
             handover.after_backward()
 
         def begin(arguments: list[Any]) -> PartialResults:
@@ -502,6 +503,15 @@ class _PlannedGraph(aot.GraphHandler):
         if reference is None:
             return begin
         return single_part(reference.wrap(lambda arguments: collect(begin(arguments)), "backward"))
+
+    def _timed(self, compile_graph: Callable[[fx.GraphModule], _Code], segment: SegmentGraph) -> _Code | None:
+        """Compile ``segment`` with marks of its ops, for a step that times them; None if there will be none.
+
+        In other steps marks would cost time. Compiling takes 20 KiB per op, for which that step has no memory.
+        """
+        if self._session.plans[self._follows].history.phase >= Phase.CALIBRATED:
+            return None
+        return with_op_marks(compile_graph, segment, self._session.recorder.begin_op)
 
     def _gradients_by_part(self, segment: SegmentGraph) -> list[list[str]]:
         """Return, by part of the backward, the names of the parameters whose gradients it completes."""

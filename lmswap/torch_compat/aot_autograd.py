@@ -86,8 +86,12 @@ class FirstStage:
         self._capture = replace(self._capture, graph_module=fx.GraphModule({}, fx.Graph()))
 
     def run_second_stage(self, graph: fx.GraphModule, partition: Callable[..., tuple[fx.GraphModule, ...]]) -> Boxed:
-        """Run the second stage on ``graph``, which it partitions by ``partition`` if there is a backward."""
-        config = replace(self._state.aot_config, enable_log=_are_graphs_logged())
+        """Run the second stage on ``graph``, which it partitions by ``partition`` if there is a backward.
+
+        It compiles the backward, too. Torch 2.13 would do that, on another copy, where the first one begins: at the
+        peak of a step, with 15 KiB per op.
+        """
+        config = replace(self._state.aot_config, enable_log=_are_graphs_logged(), force_non_lazy_backward_lowering=True)
         state = replace(self._state, aot_config=config, fw_metadata=_own(self._state.fw_metadata))
         capture = replace(
             self._capture,

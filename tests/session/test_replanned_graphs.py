@@ -15,7 +15,8 @@ import lmswap
 from lmswap.capture import aot_stages
 from lmswap.capture.aot import compile_region
 from lmswap.planner.cache import PlanCache
-from lmswap.session import planner
+from lmswap.session import compiled_graph, planner
+from lmswap.session.planned_step import Phase
 from lmswap.session.replan import Replanner
 from lmswap.session.session import Session
 from tests.capture.captured import Recording
@@ -307,4 +308,18 @@ def test_gradients_arrive_in_the_order_of_plain_torch_after_a_replan(plans):
     expected = arrivals(copy.deepcopy(model))
     assert arrivals(lmswap.enable(model, "4GiB", min_swap_bytes=1)) == expected
     assert len(plans) >= 3
+    lmswap.disable(model)
+
+
+def test_the_first_forward_compiles_all_that_its_plan_runs(monkeypatch):
+    """A backward begins at the peak of a step, and the step that times ops is measured: neither has memory for that."""
+    model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), "2GiB")
+    x = torch.randn(8, 64)
+    outputs = model(x)
+    for compiles in ("compile_boxed", "compile_parts", "with_op_marks"):
+        monkeypatch.setattr(compiled_graph, compiles, lambda *_: pytest.fail("compiled"))
+    outputs.sum().backward()
+    for _ in range(4):
+        model(x).sum().backward()
+    assert lmswap.api._sessions[model].current_step().history.phase is Phase.FINAL
     lmswap.disable(model)
