@@ -12,7 +12,7 @@ from lmswap.planner.cache import PlannedMemory
 # first steps, `Allowance.slack_bytes` is less.
 GROWTH_BYTES = 8 * 2**20
 # The part of the margin that stays free at least until the growth it is reserved for is known.
-_STEADY_MARGIN_BYTES = 24 * 2**20
+_STEADY_MARGIN_BYTES = 10 * 2**20
 
 
 class Held(NamedTuple):

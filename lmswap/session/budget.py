@@ -37,17 +37,14 @@ class _Margin(NamedTuple):
 
 
 _ON_CUDA = _Margin(32 * 2**20)  # what allocators round up
-# On a CPU the growth of the process between planning and the end of the first steps: code, and what compiling it a
-# second time leaves, kernels' caches, threads and buffers of the tier. Peaks of first steps were over the prediction by
-# 14, 15, 27, 29 and 33 MiB in networks of 61, 123, 164, 164 and 420 ops, by 57, 121 and 115 MiB in GPTs of 1,631 and
-# 3,262 and a ResNet of 3,302 (torch 2.13, Python 3.11).
-_MARGIN = {"cpu": _Margin(24 * 2**20, 40 * 2**10), "cuda": _ON_CUDA}
-# Without swaps and recomputes: by 8, 8 and 16 MiB in networks of 61, 164 and 420 ops.
-_MARGIN_UNMOVED = {"cpu": _Margin(8 * 2**20, 20 * 2**10), "cuda": _ON_CUDA}
-# Once growth is known, what compiling another plan leaves: at most 6.6 MiB for a GPT of 12 layers (420 ops that
-# allocate), 4.6 for MONAI's UNet (156), 3.6 for networks 0 to 11 of benchmarks/judge (32 to 350; torch 2.13, Python
-# 3.11). A cached plan may exceed its allowance besides, as starts differ: 5.2 in all for network 5 (350).
-_MARGIN_SETTLED = {"cpu": _Margin(3 * 2**20, 12 * 2**10), "cuda": _ON_CUDA}
+# On a CPU the growth of the process between planning and the end of the first steps: code, what compiling it a second
+# time leaves, kernels' caches, threads and buffers of the tier. Peaks were over the prediction by 5 to 15 MiB in
+# networks of 32 to 420 ops, by 40 MiB in a GPT of 1,644 (torch 2.13, Python 3.11).
+_MARGIN = {"cpu": _Margin(16 * 2**20, 24 * 2**10), "cuda": _ON_CUDA}
+# Without swaps and recomputes: by 1 to 4 MiB, and by 11.
+_MARGIN_UNMOVED = {"cpu": _Margin(5 * 2**20, 5 * 2**10), "cuda": _ON_CUDA}
+# Once growth is known, what compiling another plan leaves: at most 1 MiB.
+_MARGIN_SETTLED = {"cpu": _Margin(2 * 2**20, 6 * 2**10), "cuda": _ON_CUDA}
 # What torch.distributed takes for the first step of ranks: over gloo the peak was 30 MiB further over the prediction.
 _JOINED_BYTES = {"cpu": 40 * 2**20, "cuda": 0}
 # What else the first step allocates, in multiples of the parameters: on a GPU, where torch keeps released memory,

@@ -72,11 +72,11 @@ def test_growth_that_fits_is_part_of_later_predictions(unplanned):
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 def test_growth_without_room_replans_each_time_until_no_plan_fits(unplanned):
     kept, budget = [], tight_budget(unplanned[1], 0.95)
-    bits, reports = grown(budget, keeping(kept, 40), in_steps=(5, 6, 7, 8))
+    bits, reports = grown(budget, keeping(kept, 37), in_steps=(5, 6, 7, 8))
     assert same_bits(bits, unplanned[0])
     exceeded = [number for number in (6, 7, 8, 9) if reports[number - 1].measured_peak_bytes > budget]
     assert exceeded == [8, 9]
-    assert reports[8].base_bytes - reports[7].base_bytes == 40 * MIB  # a search that found nothing leaves nothing held
+    assert reports[8].base_bytes - reports[7].base_bytes == 37 * MIB  # a search that found nothing leaves nothing held
     notes = [note for note in reports[-1].plan_notes if "more are held between steps" in note]
     assert [note.split(":")[0] for note in notes] == [
         "replanned after step 5",
@@ -85,7 +85,7 @@ def test_growth_without_room_replans_each_time_until_no_plan_fits(unplanned):
         "the plan stays as it was after step 8",
     ]
     assert "no plan fits the budget, and this one takes the least" in notes[2]
-    assert reports[7].predicted_peak_bytes < reports[6].predicted_peak_bytes + 40 * MIB  # with room for what came
+    assert reports[7].predicted_peak_bytes < reports[6].predicted_peak_bytes + 37 * MIB  # with room for what came
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of the steps that show it
