@@ -16,7 +16,7 @@ from typing import Any, Never, TypeVar
 import torch
 from torch import fx, nn
 
-from lmswap.call_monitor import UNCALLED_MODELS
+from lmswap.call_monitor import CALL_MONITOR
 from lmswap.capture.dry_run import capture_step
 from lmswap.dispatch import ModelCall
 from lmswap.errors import NotManaged, OptionError, UntestedTorch, without_path
@@ -220,7 +220,7 @@ def enable(
         )
     set_compiled_call(model, ModelCall(model, session, instead_of=given))
     _sessions[model] = session
-    UNCALLED_MODELS.add(model, session.name)
+    CALL_MONITOR.add(model, session.name, session.recorder)
     if target.type == "cuda":
         explain_out_of_memory(_idle_sessions)
     session.close_with(model)
@@ -244,7 +244,7 @@ def disable(model: nn.Module) -> None:
         del _sessions[model]
         if isinstance(call := compiled_call(model), ModelCall):
             set_compiled_call(model, call.instead_of)
-    UNCALLED_MODELS.discard(model)
+    CALL_MONITOR.discard(model)
     try:
         session.restore()
     finally:

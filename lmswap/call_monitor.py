@@ -1,8 +1,9 @@
-"""Detects enabled models that are trained but never called, and so not managed; warns at the first optimizer step."""
+"""Detects enabled models that are trained without being called, and so not managed; warns at the optimizer step."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -10,42 +11,76 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lmswap.errors import NotManaged
+from lmswap.runtime.recorder import Recorder
 from lmswap.session.diagnostics import warn
 
 
-class UncalledModels:
-    """The enabled models that were not yet called with gradients on; hooks optimizer steps while there are any."""
+class CallMonitor:
+    """The enabled models whose training is not yet known to be unmanaged; hooks optimizer steps while there are any."""
 
     def __init__(self) -> None:
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[nn.Module, _Watched] = weakref.WeakKeyDictionary()
         self._handle: Any = None  # of the optimizer hook
 
-    def add(self, model: nn.Module, name: str) -> None:
-        """Add ``model``, just enabled; ``name`` is for the warning."""
-        self._names[model] = name
+    def add(self, model: nn.Module, name: str, recorder: Recorder) -> None:
+        """Add ``model``, just enabled; ``name`` is for the warning, ``recorder`` records its steps."""
+        self._watched[model] = _Watched(name, recorder)
         if self._handle is None:
-            self._handle = register_optimizer_step_post_hook(self._warn_of_uncalled)
+            self._handle = register_optimizer_step_post_hook(self._check)
+
+    def count_call(self, model: nn.Module) -> None:
+        """Count a call of ``model`` with gradients on."""
+        if (watched := self._watched.get(model)) is not None:
+            watched.num_calls += 1
 
     def discard(self, model: nn.Module) -> None:
-        """Remove ``model``, which was called or is not enabled any more; no effect if it is not there."""
-        self._names.pop(model, None)
-        if not self._names and self._handle is not None:
+        """Remove ``model``, which was warned of or is not enabled any more; no effect if it is not there."""
+        self._watched.pop(model, None)
+        if not self._watched and self._handle is not None:
             self._handle.remove()
             self._handle = None
 
-    def _warn_of_uncalled(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Warn of the models that ``optimizer``, which just took a step, has trained."""
-        stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        for model, name in list(self._names.items()):
+    def _check(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Warn of the models that ``optimizer``, which just took a step, has trained by what was not managed."""
+        for model, watched in list(self._watched.items()):
+            if watched.has_run_since_step_of(optimizer):
+                continue
+            stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
             if any(id(parameter) in stepped for parameter in model.parameters()):
                 self.discard(model)
-                sentence = (
-                    f"{name} is enabled, and an optimizer has trained it, but {name} itself was never called: lmswap "
-                    "manages what model(...) runs, so the step took as much memory as without lmswap. Call model(...) "
-                    "instead of another method or of what torch.compile has made of it, or enable the submodule that "
-                    "is called"
-                )
-                warn(sentence, NotManaged)
+                warn(watched.sentence, NotManaged)
 
 
-UNCALLED_MODELS = UncalledModels()
+class _Watched:
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self.num_calls = 0
+        self._name, self._recorder = name, recorder
+        self._at_enable = self._has_run()
+        self._at_step: weakref.WeakKeyDictionary[torch.optim.Optimizer, Hashable] = weakref.WeakKeyDictionary()
+
+    def has_run_since_step_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a call or a backward has run since the last step of ``optimizer``; to be called once for each step.
+
+        A backward alone is enough: its forward may have run before that step.
+        """
+        before, now = self._at_step.get(optimizer, self._at_enable), self._has_run()
+        self._at_step[optimizer] = now
+        return now != before
+
+    def _has_run(self) -> Hashable:
+        trained, pending = self._recorder.trained, self._recorder.pending_sequence
+        backwards = sum(phase == "backward" for _, phase in pending)
+        return self.num_calls, trained.number if trained is not None else 0, backwards
+
+    @property
+    def sentence(self) -> str:
+        was_called = "not called since the optimizer step before" if self.num_calls else "never called"
+        return (
+            f"{self._name} is enabled, and an optimizer has trained it, but {self._name} itself was {was_called}: "
+            "lmswap manages what model(...) runs, so the step took as much memory as without lmswap. Call model(...) "
+            "instead of model.forward(...), of another method or of what torch.compile has made of it, or enable the "
+            "submodule that is called"
+        )
+
+
+CALL_MONITOR = CallMonitor()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmswap.call_monitor import UNCALLED_MODELS
+from lmswap.call_monitor import CALL_MONITOR
 from lmswap.capture.aot import refuse_graph_rewriters
 from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.global_state import GlobalState
@@ -124,7 +124,7 @@ class ModelCall:
             if self._session.weights.is_managed:
                 check_swappable([*self._model.parameters()], self._session.name)  # sharded since it was enabled
             self._was_called = True
-            UNCALLED_MODELS.discard(self._model)
+        CALL_MONITOR.count_call(self._model)
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
         self._hooks.pop_leftovers()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.call_monitor import UNCALLED_MODELS
+from lmswap.call_monitor import CALL_MONITOR
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
@@ -236,15 +236,58 @@ def test_a_model_used_only_through_its_compiled_module_is_warned_of():
     lmswap.disable(model)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_model_that_is_trained_through_its_forward_after_calls_is_warned_of_once(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+    model.forward(batch()).square().mean().backward()
+    with pytest.warns(NotManaged, match=r"not called since the optimizer step before: .* instead of model\.forward"):
+        optimizer.step()
+    model.forward(batch()).square().mean().backward()
+    optimizer.step()
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_warning_for_optimizers_that_step_after_the_same_backward(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    weights, biases = ([p for p in model.parameters() if (p.ndim > 1) is is_weight] for is_weight in (True, False))
+    optimizers = [torch.optim.SGD(weights, lr=0.1), torch.optim.SGD(biases, lr=0.1)]
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    lmswap.disable(model)
+
+
+class Unchanging(torch.optim.SGD):
+    def step(self, closure=None):
+        """Change no parameter, which the backward of an earlier forward may need."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_warning_where_a_forward_runs_before_the_optimizer_step_that_precedes_its_backward(path):
+    torch.compiler.reset()
+    model = lmswap.enable(Net(), compiler=path)
+    optimizer = Unchanging(model.parameters())
+    for loss in [model(batch()).square().mean() for _ in range(2)]:
+        loss.backward()
+        optimizer.step()
+    lmswap.disable(model)
+
+
 def test_no_warning_for_a_called_model_and_optimizers_of_others():
     torch.compiler.reset()
     model, other = lmswap.enable(Net()), nn.Linear(4, 4)
-    assert UNCALLED_MODELS._handle is not None
     other(torch.randn(2, 4)).sum().backward()
     torch.optim.SGD(other.parameters(), lr=0.1).step()
     torch.optim.SGD(model.parameters(), lr=0.1).step()  # nothing to take a step by
     model(batch()).square().mean().backward()
-    assert UNCALLED_MODELS._handle is None
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     lmswap.disable(model)
 
@@ -252,7 +295,7 @@ def test_no_warning_for_a_called_model_and_optimizers_of_others():
 def test_a_disabled_model_is_not_looked_at_any_more():
     model = lmswap.enable(Net())
     lmswap.disable(model)
-    assert UNCALLED_MODELS._handle is None
+    assert CALL_MONITOR._handle is None
     model(batch()).square().mean().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
@@ -446,6 +489,6 @@ def test_a_graph_that_cannot_fit_is_reported_before_it_runs(monkeypatch):
     monkeypatch.setattr(PlannedStep, "is_over_budget", True)
     model = swapping(Broken(), "fx")
     model(torch.randn(8, 64), True).sum().backward()
-    with pytest.warns(BudgetExceeded, match=r"needs at least 2\.0 MiB .* It runs nevertheless, and swaps all it can"):
+    with pytest.warns(BudgetExceeded, match=r"needs at least 2\.0 MiB\. It runs nevertheless, and swaps all it can"):
         model(torch.randn(16, 64), True).sum().backward()
     lmswap.disable(model)
