@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 from lmswap.terminal import escape_controls
@@ -18,6 +19,11 @@ class LmswapError(Exception):
 
     def __str__(self) -> str:
         return escape_controls(super().__str__())
+
+    @property
+    def summary(self) -> str:
+        """The message as a sentence, without a full stop, for notes and logs."""
+        return str(self)
 
 
 class BudgetExceeded(UserWarning):
@@ -56,6 +62,7 @@ class PlanInvalid(LmswapError):
 class PlanInfeasible(LmswapError):
     """No plan of the policy fits the budget; states what is needed, in parts that add up, where, and what would fit.
 
+    The message has lines of at most 80 characters, the last are advice; ``summary`` is its first sentence.
     ``parts`` of ``needed_bytes`` are named as in reports, the last are the step's own tensors, of which at most
     ``gradient_bytes`` are gradients, and of a whole step ``state_bytes`` parameters, gradients and optimizer state;
     ``unit`` is the one that the budget was given in, and ``shares`` the given and the needed per cent if it was a
@@ -99,23 +106,30 @@ class PlanInfeasible(LmswapError):
             given, about = f"{shares[0]:g}%", [given, *about]
             least = f"{math.ceil(10 * shares[1]) / 10:g}% ({needed})"
         of = f" ({', '.join(about)})" if about else ""
+        self._summary = f"policy '{policy}' cannot fit this step into {given}{of}: it needs at least {least}"
         nothing = written(0)
-        sum_of_parts = " + ".join(f"{text} {what}" for what, n in parts if (text := written(n)) != nothing)
-        largest = ", ".join(f"{name} {written(nbytes)}" for name, nbytes in live[:4])
         gradients, uncounted = written(gradient_bytes), written(uncounted_bytes)
-        gradients = f" (gradients among them: up to {gradients})" if gradients != nothing else ""
+        among = f" (gradients among them: up to {gradients})" if gradients != nothing else ""
         if state_bytes:
-            gradients = f" (parameters, gradients and optimizer state among them: {written(state_bytes)})"
-        uncounted = f". The parameters, {uncounted}, existed before and do not count" if uncounted != nothing else ""
+            among = f" (parameters, gradients and optimizer state among them: {written(state_bytes)})"
+        lines = [f"{self._summary}{f', at {where}' * (not live)}"]
+        lines += _items([(text, what) for what, n in parts if (text := written(n)) != nothing])
+        lines[-1] += among * bool(parts)
+        if uncounted != nothing:
+            lines.append(f"The parameters, {uncounted}, existed before and do not count.")
+        if live:
+            lines.append(f"The most is needed at {where}, by")
+            lines += _items([(written(nbytes), name) for name, nbytes in live[:4]])
+        if note:
+            lines.append(f"The step was {note}.")
         advice = [f"Give a budget of at least {least}", *([instead] if instead else ())]
-        super().__init__(
-            f"policy '{policy}' cannot fit this step into {given}{of}: it needs at least {least}"
-            + (f" = {sum_of_parts}{gradients}," if parts else "")
-            + f" at {where}"
-            + (f"; live there: {largest}" if largest else "")
-            + f"{uncounted}. {', '.join(advice)}{self._batch()}."
-            + (f" The step was {note}." if note else "")
-        )
+        lines.append(f"{', '.join(advice)}{self._batch()}.")
+        super().__init__(_wrapped(lines, f"{type(self).__module__}.{type(self).__name__}: "))
+
+    @property
+    def summary(self) -> str:
+        """See `LmswapError`: what was given, and what is needed."""
+        return escape_controls(self._summary)
 
     def _batch(self) -> str:
         """Return how much smaller a batch would have to be, if its activations are in proportion to it."""
@@ -134,6 +148,19 @@ class PlanInfeasible(LmswapError):
         names = ["budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead"]
         names += ["counted", "uncounted_bytes", "gradient_bytes", "state_bytes", "note"]
         return PlanInfeasible(**({name: getattr(self, name) for name in names} | changes))
+
+
+def _items(items: list[tuple[str, str]]) -> list[str]:
+    """Return a line for each byte count and name, the counts below each other."""
+    width = max((len(text) for text, _ in items), default=0)
+    return [f"    {text:>{width}}  {name}" for text, name in items]
+
+
+def _wrapped(lines: list[str], prefix: str) -> str:
+    """Return ``lines`` in a terminal's width of 80; ``prefix`` is what a traceback writes before them."""
+    lines = [prefix + lines[0], *lines[1:]]
+    wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(wrapper.fill, lines)).removeprefix(prefix)
 
 
 class PlanMismatch(LmswapError):

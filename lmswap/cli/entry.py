@@ -1,6 +1,7 @@
 """The command `lmswap`: surveys this machine, plans captured programs, profiles, verifies.
 
-Each command prints its result on standard output; an error of lmswap is one line on standard error and exit code 2.
+Each command prints its result on standard output; an error of lmswap is one line on standard error, or a
+refusal in several, and exit code 2.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 import lmswap
 from lmswap.cli import bench, diff, doctor, links, plan, profile, verify
-from lmswap.errors import LmswapError, without_path
+from lmswap.errors import LmswapError, PlanInfeasible, without_path
 from lmswap.reporting.text import print_result
 
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_result("lmswap: interrupted", sys.stderr)
         return 128 + signal.SIGINT
     except LmswapError as error:
-        print_result(f"lmswap: {' '.join(str(error).split())}", sys.stderr)
+        text = str(error) if isinstance(error, PlanInfeasible) else " ".join(str(error).split())
+        print_result(f"lmswap: {text}", sys.stderr)
         return 2
     except OSError as error:  # from a file to be written, or from the system
         what = f"'{error.filename}' cannot be used: " if error.filename else ""

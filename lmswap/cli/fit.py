@@ -68,7 +68,7 @@ class Fit:
             figures = self.outcome.figures()
         else:
             needed_bytes = getattr(self.outcome, "needed_bytes", None)
-            figures = {"budget": self.budget, "refused": str(self.outcome), "needed_bytes": needed_bytes}
+            figures = {"budget": self.budget, "refused": self.outcome.summary, "needed_bytes": needed_bytes}
         sizes = [
             {"batch": batch, "seconds_per_sample": self.seconds_per_sample(size)}
             for size, batch in self.batches.items()

@@ -398,7 +398,7 @@ class Replanner:
 
     def _keep_plan(self, step: PlannedStep, why: str, error: LmswapError) -> None:
         """Keep the plan of ``step``, as ``error`` says that there is no other; add a note."""
-        self._notes.append(f"the plan stays as it was {self._after_step()}: {why}; {error}")
+        self._notes.append(f"the plan stays as it was {self._after_step()}: {why}; {error.summary}")
         self._plans.keep_overdrawn(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
 
 

@@ -363,7 +363,7 @@ class Session:
             after = ran[-1] if ran and self.recorder.complete() is None else None
             self.plan_notes.append(crowded_out(graph.index, after))
             if after is None and step.is_over_budget:
-                warn(f"{self.name}: {refusal} It runs nevertheless, and swaps all it can", BudgetExceeded)
+                warn(f"{self.name}: {refusal.summary}. It runs nevertheless, and swaps all it can", BudgetExceeded)
 
     def _seconds_of_other_sizes(self, graph: CapturedGraph, program: Program) -> Sequence[float]:
         """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
@@ -603,7 +603,7 @@ class Session:
             if self.plans.get(ran.forwards) is None:
                 raise
             self.plan_notes.append_once(
-                f"the plan stays as it was though graphs ran backward in another order: {error}"
+                f"the plan stays as it was though graphs ran backward in another order: {error.summary}"
             )
             self._order.cannot_plan(ran)
             return False

@@ -106,24 +106,52 @@ def test_the_command_states_what_its_budget_counts(tmp_path, capsys):
 def test_a_refusal_itemizes_the_least_budget_in_the_given_unit(budget, unit):
     with pytest.raises(PlanInfeasible) as refused:
         train(CASES["norms"], budget=budget, policy="none")
-    error, text = refused.value, str(refused.value)
+    error, text = refused.value, one_line(refused.value)
     assert [what for what, n in error.parts if n][:3] == ["before the step", "reserved for optimizer state", "margin"]
     assert sum(nbytes for _, nbytes in error.parts) == error.needed_bytes
     assert f" {unit} (growth of resident memory since enable): it needs at least " in text
-    assert f" {unit} for the step's tensors, at op " in text
+    assert f" {unit} for the step's tensors The most is needed at op " in text
     assert (" MiB" in text) == (unit == "MiB")
 
 
 def test_a_refused_share_states_which_would_suffice(monkeypatch):
     monkeypatch.setattr(memory.CpuMemory, "free_bytes", lambda _: 0)
-    with pytest.raises(PlanInfeasible, match=r"into 2% \(.* MiB, .*\): it needs at least [0-9.]+% \([0-9.]+ MiB\) = "):
-        train(CASES["norms"], budget="2%", policy="auto")
+    text = one_line(refusal_of(CASES["norms"], "2%"))
+    assert re.search(r"into 2% \(.* MiB, .*\): it needs at least [0-9.]+% \([0-9.]+ MiB\) [0-9.]+ MiB ", text)
+
+
+def test_a_refusal_has_a_line_for_each_part_and_tensor_and_advice_at_its_end_within_80_characters():
+    error = PlanInfeasible(
+        budget_bytes=60 * MIB,
+        needed_bytes=130 * MIB,
+        where="op 136 'gelu_backward_11' (network.py:71 mixed: Tensor = self.localize(torch.cat([skip, self.up(x)]))",
+        live=(("0.0: addmm", 80 * MIB), ("11.1: gelu", 8 * MIB)),
+        policy="auto",
+        parts=(("before the step", 34 * MIB), ("margin", 0), ("for the step's tensors", 96 * MIB)),
+        counted="growth of resident memory since enable",
+        uncounted_bytes=3 * MIB,
+        gradient_bytes=3 * MIB,
+        instead="or policy='auto', which fits",
+    )
+    lines = f"lmswap.errors.PlanInfeasible: {error}".split("\n")  # as a traceback ends
+    assert max(map(len, lines)) <= 80
+    assert lines[2:4] == [
+        "    34.0 MiB  before the step",
+        "    96.0 MiB  for the step's tensors (gradients among them: up to 3.0 MiB)",
+    ]
+    assert lines[-4:-2] == ["    80.0 MiB  0.0: addmm", "     8.0 MiB  11.1: gelu"]
+    assert " ".join(lines[-2:]).startswith("Give a budget of at least 130.0 MiB, or policy='auto', which fits, or a")
+    assert "\n" not in error.summary and " ".join(lines[:2]).endswith(error.summary)
 
 
 def test_a_refusal_names_a_policy_that_would_suffice():
     _, least_bytes = captured(CASES["norms"])
     with pytest.raises(PlanInfeasible, match="policy='auto', which fits"):
         train(CASES["norms"], budget=least_bytes + 2 * MIB, policy="none")
+
+
+def one_line(error):
+    return " ".join(str(error).split())
 
 
 def refusal_of(case, budget):
@@ -136,18 +164,18 @@ def test_a_refusal_states_what_counts_and_bytes_of_parameters_and_gradients():
     error, parameters = refusal_of(CASES["linear"], "0.01GiB"), CASES["linear"].make().parameters()
     nbytes = sum(parameter.nbytes for parameter in parameters)
     assert (error.uncounted_bytes, error.gradient_bytes) == (nbytes, nbytes)
-    assert "into 0.010 GiB (growth of resident memory since enable): it needs at least" in str(error)
-    assert f"The parameters, {nbytes / 2**30:.3f} GiB, existed before and do not count" in str(error)
+    assert "into 0.010 GiB (growth of resident memory since enable): it needs at least" in one_line(error)
+    assert f"The parameters, {nbytes / 2**30:.3f} GiB, existed before and do not count" in one_line(error)
 
 
 def test_a_batch_of_the_size_that_a_refusal_advises_fits():
     case, (_, least_bytes) = CASES["linear"], captured(CASES["linear"])
     budget = int(0.9 * least_bytes)
-    percent = int(re.search(r"batch or image, of about (\d+) % of this one", str(refusal_of(case, budget)))[1])
+    percent = int(re.search(r"batch or image, of about (\d+) % of this one", one_line(refusal_of(case, budget)))[1])
     assert 30 < percent < 90
     rows = int(0.95 * percent / 100 * len(case.batch()))
     assert is_enabled(replace(case, batch=lambda: torch.randn(rows, 256)), budget)
-    assert "a smaller batch or image cannot suffice" in str(refusal_of(case, "2MiB"))
+    assert "a smaller batch or image cannot suffice" in one_line(refusal_of(case, "2MiB"))
 
 
 def test_the_report_names_kept_gradients_and_optimizer_state_with_their_bytes():
