@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "report",
     "save_plan",
 ]
+_OF_ENABLED = ("disable", "explain", "least_budget", "program", "report", "save_plan")  # what takes an enabled model
 _ORIGINS = {  # the others: lmswap.api
     "EmulatedLink": "lmswap.ir.emulation",
     "LmswapError": "lmswap.errors",
@@ -63,6 +65,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         origin = _ORIGINS.get(name, "lmswap.api")
         if origin not in sys.modules:
+            if name in _OF_ENABLED:
+                return _before_enable(name)
             _import(origin)
         return getattr(importlib.import_module(origin), name)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
@@ -70,6 +74,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _before_enable(name: str) -> Callable[..., Any]:
+    """Return function ``name`` of `lmswap.api`, which is imported for it only once a model can be enabled."""
+
+    def function(model: object, *args: Any, **kwargs: Any) -> Any:
+        if "lmswap.api" in sys.modules:
+            return getattr(sys.modules["lmswap.api"], name)(model, *args, **kwargs)
+        if name != "disable":
+            raise importlib.import_module("lmswap.errors").not_enabled(model)
+        return None
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"See `lmswap.api.{name}`."
+    return function
 
 
 def _import(module: str) -> None:

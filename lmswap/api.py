@@ -19,7 +19,7 @@ from torch import fx, nn
 from lmswap.call_monitor import CALL_MONITOR
 from lmswap.capture.dry_run import capture_step
 from lmswap.dispatch import ModelCall
-from lmswap.errors import NotManaged, OptionError, UntestedTorch, without_path
+from lmswap.errors import NotManaged, OptionError, UntestedTorch, not_enabled, without_path
 from lmswap.hardware.device import default_device
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
@@ -489,7 +489,7 @@ def _session(model: nn.Module) -> Session:
         inside = next((path for path, module in model.named_modules() if module in _sessions), None)
         if inside is not None:
             raise OptionError(f"{name} is not enabled, its module '{inside}' is: pass that")
-        raise OptionError(f"{name} is not enabled: call lmswap.enable(model, budget=...) first")
+        raise not_enabled(model)
     session.check_caller()
     return session
 

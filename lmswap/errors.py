@@ -46,6 +46,11 @@ class OptionError(LmswapError, ValueError):
     """An argument of a public function is unknown or cannot be used; nothing was started."""
 
 
+def not_enabled(model: object) -> OptionError:
+    """Return the error of a function that takes an enabled ``model``."""
+    return OptionError(f"{type(model).__name__} is not enabled: call lmswap.enable(model, budget=...) first")
+
+
 class CaptureError(LmswapError):
     """The model's step could not be turned into a Program; the message names the op or the reason."""
 

@@ -39,6 +39,24 @@ def test_planning_modules_import_no_torch(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+def test_a_model_that_was_never_enabled_is_refused_without_importing_what_enabling_needs():
+    code = """
+import sys, lmswap
+from torch import nn
+from lmswap import report
+lmswap.disable(nn.Linear(2, 2))
+for refuse in (report, lmswap.explain, lmswap.least_budget, lmswap.program):
+    try:
+        refuse(nn.Linear(2, 2))
+    except lmswap.errors.OptionError as error:
+        assert str(error) == "Linear is not enabled: call lmswap.enable(model, budget=...) first"
+assert "torch._dynamo" not in sys.modules
+model = lmswap.enable(nn.Linear(2, 2))
+assert str(report(model)) and str(lmswap.report(model))
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_the_cpp_core_includes_no_foreign_header():
     foreign = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|Python\.h|nanobind|cuda\.h|cuda_runtime)')
     core = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cpp")]

@@ -19,6 +19,7 @@ from lmswap.reporting.text import Printable, figure_table, format_excess, format
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 10  # of the printed table by default; `to_json` has all of them
+_PRINTS_THEM = "all_buffers=True or --all-buffers prints them"
 
 _STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow", Decision.RECOMPUTE: "cyan"}
 
@@ -52,13 +53,16 @@ class Explanation(Printable):
         return Group(heading, quality, *map(Text, self.plan_notes), Text(), self.tables())
 
     def tables(self) -> Group:
-        """Return the bytes kept, swapped and recomputed, and the largest buffers, or all."""
+        """Return bytes by decision, and the largest buffers, or all of them; a sentence if all are kept."""
+        if not self.all_buffers and all(row.decision is Decision.KEEP for row in self.decisions):
+            kept = f"All {len(self.decisions)} buffers, {format_bytes(_total_bytes(self.decisions))} together, are kept"
+            return Group(Text(f"{kept}; {_PRINTS_THEM}."))
         shown = self.decisions if self.all_buffers else self.decisions[:MAX_ROWS]
         rest = self.decisions[len(shown) :]
         parts: list[RenderableType] = [self._totals(), Text(), _rows(shown)]
         if rest:
             smaller = f"{len(rest)} smaller buffers, {format_bytes(_total_bytes(rest))} together, are not shown"
-            parts += [Text(), Text(f"{smaller}; all_buffers=True or --all-buffers prints them.")]
+            parts += [Text(), Text(f"{smaller}; {_PRINTS_THEM}.")]
         return Group(*parts)
 
     def __repr__(self) -> str:

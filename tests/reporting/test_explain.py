@@ -30,8 +30,9 @@ recompute        0       0 B
 
 
 def many(count: int) -> Explanation:
+    """The least buffer is swapped."""
     rows = [
-        BufferDecision(i, f"b{i}", (i + 1) * MIB, Decision.KEEP, "aten.relu.default", "", "", "", "")
+        BufferDecision(i, f"b{i}", (i + 1) * MIB, [*Decision][i == 0], "aten.relu.default", "", "", "", "")
         for i in range(count)
     ]
     return Explanation("Deep", "none", tuple(rows), 1.0, None)
@@ -57,6 +58,14 @@ def test_a_table_that_fits_has_no_remainder():
     assert "not shown" not in str(many(10))
 
 
+def test_a_plan_that_moves_nothing_is_explained_in_a_sentence_unless_all_buffers_are_requested():
+    kept = replace(many(100), decisions=many(100).decisions[:-1])
+    sentence = "All 99 buffers, 4.93 GiB together, are kept; all_buffers=True or --all-buffers prints them."
+    text = " ".join(str(kept).split())
+    assert text.endswith(sentence) and "size" not in text
+    assert len(str(replace(kept, all_buffers=True)).splitlines()) > 99
+
+
 def test_all_buffers_are_printed_on_request():
     text = str(replace(many(100), all_buffers=True))
     assert {f"{n}.00" for n in range(1, 101)} <= set(text.split())
@@ -78,9 +87,9 @@ def test_json_has_the_rows_that_the_text_cuts():
 def test_totals_cover_every_buffer():
     text = str(many(100))
     (kept,) = [line for line in text.splitlines() if line.startswith("keep ")]
-    assert kept.split() == ["keep", "100", "4.93", "GiB"]  # 5050 MiB
+    assert kept.split() == ["keep", "99", "4.93", "GiB"]  # 5049 MiB
 
 
 def test_markup_in_source_lines_is_printed_as_it_is():
     row = BufferDecision(0, "x", 1, Decision.KEEP, "", "m.py:1 y = x[bold]", "", "m.py:2 z = y[/bold]", "")
-    assert "x  m.py:1 y = x[bold]" in str(Explanation("M", "none", (row,), 1.0, None))
+    assert "x  m.py:1 y = x[bold]" in str(Explanation("M", "none", (row,), 1.0, None, all_buffers=True))
