@@ -63,6 +63,9 @@ class DeviceMemory(Protocol):
         On CUDA all counts anyway.
         """
 
+    def beside_bytes(self) -> int:
+        """Bytes that the process holds in addition to `used_bytes`: the rest of its resident memory; 0 on CUDA."""
+
     def min_counted_bytes(self) -> int:
         """Smallest tensor that `used_tensor_bytes` counts: memory of smaller ones remains in use for later ones."""
 
@@ -198,6 +201,9 @@ class CudaMemory:
         self.reset_peak()
         self.lap_peaks(restart=True)
 
+    def beside_bytes(self) -> int:  # noqa: D102
+        return 0
+
     def min_counted_bytes(self) -> int:  # noqa: D102
         return 0
 
@@ -312,6 +318,9 @@ class CpuMemory:
         self.trim()
         self.reset_peak()
         self.lap_peaks(restart=True)
+
+    def beside_bytes(self) -> int:  # noqa: D102
+        return self._base_bytes
 
     def min_counted_bytes(self) -> int:  # noqa: D102
         return _HEAP_THRESHOLD_BYTES

@@ -212,11 +212,15 @@ def test_the_budget_names_parameters_gradients_and_optimizer_state():
     ) in text
 
 
-def test_the_budget_of_growth_states_the_parameters_that_it_does_not_count():
+def test_the_budget_of_growth_states_what_the_process_holds_in_addition():
     fixed = FixedMemory(9 * MIB, parameter_bytes=4 * MIB, device_type="cpu")
-    text = said(report(budget_parts=tuple(fixed.parts()), uncounted_bytes=fixed.uncounted_bytes))
+    given = {"uncounted_bytes": fixed.uncounted_bytes, "beside_bytes": 400 * MIB}
+    text = said(report(budget_parts=tuple(fixed.parts()), **given))
     assert "= 9.00 MiB before the step + 3.00 MiB for the step's tensors." in text
-    assert "The parameters, 4.00 MiB, existed before and do not count." in text
+    assert (
+        "The process holds 400.00 MiB more, which do not count: what was resident before (the parameters are 4.00 MiB "
+        "of it), and code loaded since."
+    ) in text
 
 
 def test_a_step_that_held_more_before_is_named():
