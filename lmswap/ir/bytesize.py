@@ -11,7 +11,6 @@ from lmswap.errors import OptionError
 AUTO, SHARE = '"auto"', 'a share, "50%"'
 
 MAX_BYTES = 2**60  # sums of a few of them fit in the engine's 64 bits
-_MAX_SHARE = 1e6
 _MIN_BYTES = 2**20  # of a budget without a unit: a smaller number was meant in another unit
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -73,7 +72,7 @@ def parse_share(text: str, *, of: str) -> float | None:
     """Reads a share such as "40%"; None if ``text`` does not end in "%". Errors name ``of``, the whole.
 
     Raises:
-        OptionError: not a number above 0 and up to 100,000,000.
+        OptionError: not a number above 0 and up to 100.
     """
     if not text.strip().endswith("%"):
         return None
@@ -81,10 +80,10 @@ def parse_share(text: str, *, of: str) -> float | None:
         share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
         share = math.nan
-    if not 0 < share <= _MAX_SHARE:
+    if not 0 < share <= 1:
         raise OptionError(
-            f"budget {text!r} is not a share of {of}; write a number above 0 and up to {100 * _MAX_SHARE:.0f}, such "
-            "as 40%"
+            f"budget {text!r} is not a share of {of}; write a number above 0, such as 40%, and up to 100%, which has "
+            "room for all of it"
         )
     return share
 
