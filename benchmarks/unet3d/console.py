@@ -83,6 +83,7 @@ def _table(study: Study) -> Table:
         title_justify="left",
         title_style="",
         box=None,
+        padding=(0, 1, 0, 0),
         pad_edge=False,
     )
     table.add_column("\nrun", no_wrap=True)

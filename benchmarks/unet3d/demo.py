@@ -15,7 +15,7 @@ from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.commands.arguments import size
 from benchmarks.unet3d.console import ProgressView, print_study
 from benchmarks.unet3d.ending import run_to_end
-from benchmarks.unet3d.fitting import compute_threads, demo_seconds, fitting_pair, trial_seconds
+from benchmarks.unet3d.fitting import TRIAL_STEPS, compute_threads, demo_seconds, fitting_pair, trial_seconds
 from benchmarks.unet3d.plot import drawn_runs, plot_step
 from benchmarks.unet3d.study import Settings, compare
 from benchmarks.unet3d.verdict import judge, judge_copies
@@ -98,7 +98,9 @@ def _spared_core(threads: int | None) -> str:
 
 def _fitting_pair(console: Console, threads: int) -> tuple[int, int]:
     """The sizes for this machine, and why they are these."""
-    step_seconds = trial_seconds(FOLDER, threads)
+    console.print(f"A trial of {TRIAL_STEPS} steps at 48³ finds sizes that take this machine about three minutes:")
+    with ProgressView(console) as view:
+        step_seconds = trial_seconds(FOLDER, threads, view.on_event)
     small, large = fitting_pair(step_seconds)
     minutes = demo_seconds(large, step_seconds) / 60
     console.print(

@@ -9,14 +9,14 @@ import torch
 
 from benchmarks.unet3d import brats, synthetic
 from benchmarks.unet3d.configuration import Configuration
-from benchmarks.unet3d.fresh import run_fresh
+from benchmarks.unet3d.fresh import OnEvent, run_fresh
 from benchmarks.unet3d.preprocess import prepare_cube
 
 # Pairs whose second image has about 2.37 times the voxels of the first, as 192³ has of 144³; the smallest one always
 # does, though its steps are too short for a ratio that means much.
 CPU_PAIRS = ((96, 128), (64, 80), (48, 64))
 GOAL_SECONDS = 180.0
-_TRIAL_SIZE, _TRIAL_STEPS = 48, 3
+_TRIAL_SIZE, TRIAL_STEPS = 48, 3
 # What the demo takes beside its steps, and in plain steps of the larger size.
 _FIXED_SECONDS, _LARGE_STEPS = 60.0, 26.0
 
@@ -29,8 +29,10 @@ def compute_threads() -> int:
     return max(1, torch.get_num_threads() - 1)
 
 
-def trial_seconds(folder: Path, threads: int) -> float:
+def trial_seconds(folder: Path, threads: int, on_event: OnEvent) -> float:
     """What a plain step takes at 48³, in a process of its own that leaves its cubes and log in ``folder``.
+
+    ``on_event`` is called with its events.
 
     Raises:
         DataError, RunFailed: subjects cannot be made, or the process did not finish.
@@ -39,7 +41,7 @@ def trial_seconds(folder: Path, threads: int) -> float:
     (subject,) = brats.find_subjects(folder / "subjects")[:1]
     trial = Configuration(
         size=_TRIAL_SIZE,
-        steps=_TRIAL_STEPS,
+        steps=TRIAL_STEPS,
         policy=None,
         budget_bytes=None,
         cap_bytes=None,
@@ -51,7 +53,7 @@ def trial_seconds(folder: Path, threads: int) -> float:
         threads=threads,
         counts_tensors=False,
     )
-    return statistics.median(run_fresh(trial, folder / "logs", lambda *_: None).timed_seconds)
+    return statistics.median(run_fresh(trial, folder / "logs", on_event).timed_seconds)
 
 
 def demo_seconds(large: int, trial_step_seconds: float) -> float:

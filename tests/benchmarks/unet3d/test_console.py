@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,13 @@ def test_no_figure_is_cut_off(width):
     assert "…" not in text
     row = next(line.split() for line in text.splitlines() if line.startswith("128³ swapped  "))
     assert row == ["128³", "swapped", "0.98", "0.97", "0.87", "4.50", "0.10", "0.29", "0.29", "0.10", "-0.5000"]
+
+
+def test_figures_of_large_images_are_whole_in_a_terminal():
+    runs = [replace(run, step_seconds=(90.0, 120.0, 140.0), peak_bytes=2**37) for run in (*good_runs(), swapped_only())]
+    table, _, _ = printed(80, runs).partition(" ✓")
+    assert "130.00" in table and "128.00" in table and "…" not in table
+    assert [line[-7:] for line in table.splitlines() if line.startswith("128³")] == ["-0.5000"] * 4
 
 
 def test_copies_of_every_run_within_the_budget_are_in_the_table():

@@ -11,13 +11,20 @@ def test_one_thread_is_left_to_the_copies_where_there_are_more(monkeypatch, thre
     assert compute_threads() == computing
 
 
-def test_the_trial_computes_on_as_many_threads_as_the_demo(monkeypatch, tmp_path):
-    asked = []
+def test_the_trial_computes_on_as_many_threads_as_the_demo_and_reports_its_events(monkeypatch, tmp_path):
+    asked, events = [], []
+
+    def run(configuration, _, on_event):
+        asked.append(configuration)
+        on_event(configuration, {"event": "phase", "phase": "loading"})
+        return Timed()
+
     monkeypatch.setattr(fitting.synthetic, "make_subjects", lambda *_: None)
     monkeypatch.setattr(fitting.brats, "find_subjects", lambda _: ["one"])
     monkeypatch.setattr(fitting, "prepare_cube", lambda *_: "cube")
-    monkeypatch.setattr(fitting, "run_fresh", lambda configuration, *_: asked.append(configuration) or Timed())
-    assert fitting.trial_seconds(tmp_path, threads=3) == 2.0
+    monkeypatch.setattr(fitting, "run_fresh", run)
+    assert fitting.trial_seconds(tmp_path, 3, lambda _, event: events.append(event["phase"])) == 2.0
+    assert events == ["loading"]
     assert asked[0].threads == 3
 
 
