@@ -1,5 +1,7 @@
 """The pages are short and plain, and the modules and files that they name exist."""
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -45,6 +47,15 @@ def is_there(name: str) -> bool:
     if count == 1 and parts[0] == "lmswap":  # its names load on first use
         return hasattr(lmswap, parts[1])
     return bool(re.search(rf"\b{parts[count]}\b", path.read_text(encoding="utf-8")))
+
+
+def test_the_page_of_functions_lists_the_public_names_with_the_files_that_define_them():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[`(\w+)`\]\(\.\./([\w/]+)\.py\): .+\.$", page, re.MULTILINE)
+    assert sorted(name for name, _ in listed) == sorted(lmswap.__all__)
+    for name, path in listed:
+        defined = getattr(importlib.import_module(path.replace("/", ".")), name)
+        assert inspect.getsourcefile(inspect.unwrap(defined)) == f"{ROOT / path}.py"
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)

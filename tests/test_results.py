@@ -201,7 +201,7 @@ def seen_on_a_gpu():
                 continue
             run, report = runs[way], runs[way].get("report")
             is_bound = isinstance(run.get("budget_bytes"), int)
-            share = f"{run['reserved_bytes'] / run['budget_bytes']:.1%}".replace("%", " % of budget") if is_bound else ""
+            share = f"{100 * run['reserved_bytes'] / run['budget_bytes']:.1f} % of budget" if is_bound else ""
             moved = [report[name] for name in ("swapped_out_bytes", "recomputed_bytes")] if report else None
             found[network, title] = {
                 "reserved": share or f"{run['reserved_bytes'] / GIB:.2f} GiB",

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 import lmswap
-from lmswap.cli.links import rates_table, shares_table
+from lmswap.cli.links import copies_tables
 from lmswap.hardware.device import default_tier
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Tier
@@ -71,12 +72,12 @@ def doctor_text(found: Survey) -> str:
         facts.add_row(f"{name} tier", _tier_text(found, other.tier(name)))
     for name, failure in found.failures.items():
         facts.add_row(f"{name} tier", f"NOT AVAILABLE: {failure}")
-    parts: list[RenderableType] = [Text("lmswap doctor", style="bold"), Text(), facts]
+    parts: list[RenderableType] = [Text("This machine", style="bold"), facts]
     if found.machines:
         links = {name: machine.tier(name).link for name, machine in found.machines.items()}
-        parts += [Text(), rates_table(links), Text(), shares_table(links)]
-        parts += [Text(), Text("What lmswap will do here", style="bold")]
-    parts += [Text(f"- {sentence}") for sentence in _consequences(found)]
+        parts += copies_tables(links)
+    parts += [Text(), Text("What lmswap will do here", style="bold")]
+    parts += [Padding(Text(sentence), (0, 0, 0, 2)) for sentence in _consequences(found)]
     return render_text(*parts)
 
 

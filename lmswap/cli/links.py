@@ -102,7 +102,7 @@ def links_text(
     if peaks:
         parts += [Text(), _peaks_table(peaks, host_link.bytes_per_second)]
     if tiers:
-        parts += [Text(), rates_table(tiers), Text(), shares_table(tiers)]
+        parts += copies_tables(tiers)
     parts += [Text(f"{what}: NOT AVAILABLE: {why}") for what, why in failures.items()]
     if tiers:
         parts += [Text(), _presets_table(tiers), Text(), Text("What lmswap.enable(model, link=...) can emulate here:")]
@@ -128,11 +128,20 @@ def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float
     return table
 
 
-def rates_table(tiers: dict[str, Link]) -> Table:
-    """Rates of the engine's own copies, at all sizes measured for any tier."""
+def copies_tables(tiers: dict[str, Link]) -> list[RenderableType]:
+    """Rates of the engine's own copies, and what remains of them where they overlap, each below its heading."""
+    rates, shares = (
+        Text(heading, style="bold")
+        for heading in ("Copies of lmswap, by size, GB/s", "Speed that is left where copies overlap")
+    )
+    return [Text(), rates, _rates_table(tiers), Text(), shares, _shares_table(tiers)]
+
+
+def _rates_table(tiers: dict[str, Link]) -> Table:
+    """Rates at all sizes measured for any tier."""
     sizes = sorted({nbytes for link in tiers.values() for nbytes, _ in link.out_rate.points})
     names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
-    table = figure_table("the engine's copies, GB/s", *names)
+    table = figure_table("", *names)
     for tier, link in tiers.items():
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
             most = rate.points[-1][0]
@@ -141,9 +150,9 @@ def rates_table(tiers: dict[str, Link]) -> Table:
     return table
 
 
-def shares_table(tiers: dict[str, Link]) -> Table:
+def _shares_table(tiers: dict[str, Link]) -> Table:
     """Shares of their speed that copies both ways, and copies and compute, keep when they overlap."""
-    table = figure_table("side by side", "both ways keep", "beside compute keep", "compute keeps")
+    table = figure_table("", "copies, both ways", "copies, with compute", "compute, with copies")
     for tier, link in tiers.items():
         factors = (link.both_factor, link.busy_factor, link.compute_factor)
         table.add_row(f"{tier} tier", *map(_percent, factors))

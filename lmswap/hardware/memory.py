@@ -63,7 +63,7 @@ class DeviceMemory(Protocol):
         On CUDA all counts anyway.
         """
 
-    def beside_bytes(self) -> int:
+    def excluded_bytes(self) -> int:
         """Bytes that the process holds in addition to `used_bytes`: the rest of its resident memory; 0 on CUDA."""
 
     def min_counted_bytes(self) -> int:
@@ -201,7 +201,7 @@ class CudaMemory:
         self.reset_peak()
         self.lap_peaks(restart=True)
 
-    def beside_bytes(self) -> int:  # noqa: D102
+    def excluded_bytes(self) -> int:  # noqa: D102
         return 0
 
     def min_counted_bytes(self) -> int:  # noqa: D102
@@ -319,7 +319,7 @@ class CpuMemory:
         self.reset_peak()
         self.lap_peaks(restart=True)
 
-    def beside_bytes(self) -> int:  # noqa: D102
+    def excluded_bytes(self) -> int:  # noqa: D102
         return self._base_bytes
 
     def min_counted_bytes(self) -> int:  # noqa: D102

@@ -36,7 +36,7 @@ class StepFigures:
     margin_bytes: int = 0  # stays free
     budget_parts: tuple[tuple[str, int], ...] = ()  # the three by what takes them, with names
     uncounted_bytes: int = 0  # of parameters that the budget does not count
-    beside_bytes: int = 0  # that the process holds in addition, as they were resident before, or are code loaded since
+    excluded_bytes: int = 0  # that the process holds in addition: resident before, or code loaded since
     gradient_bytes: int = 0  # of the step's own gradients
 
     steps: int = 0  # finished so far

@@ -210,10 +210,10 @@ def _budget(step: StepFigures) -> str:
     text = f"{budget} = {parts}{gradients}."
     if for_step < 0:
         text = f"{budget} leaves nothing for the step's tensors: {parts} are {format_bytes(-for_step)} more."
-    if step.beside_bytes:
+    if step.excluded_bytes:
         parameters = f" (the parameters are {format_bytes(step.uncounted_bytes)} of it)" if step.uncounted_bytes else ""
-        beside = f"what was resident before{parameters}, and code loaded since"
-        text += f"\nThe process holds {format_bytes(step.beside_bytes)} more, which do not count: {beside}."
+        what = f"what was resident before{parameters}, and code loaded since"
+        text += f"\nThe process holds {format_bytes(step.excluded_bytes)} more, which do not count: {what}."
     if step.trace_bytes:
         traces = f"{step.num_traces} trace{'' if step.num_traces == 1 else 's'}"
         if step.num_sized_plans:

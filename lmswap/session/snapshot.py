@@ -59,7 +59,7 @@ def snapshot(session: Session) -> Report:
         host_budget_bytes=options.host_budget_bytes,
         budget_bytes=session.budget.nbytes,
         counted=session.budget.counted,
-        beside_bytes=session.memory.beside_bytes(),
+        excluded_bytes=session.memory.excluded_bytes(),
         steps=recorder.num_steps,
         tier_used_bytes=tier.used_bytes,
         tier_highest_bytes=tier.peak_used_bytes,

@@ -37,11 +37,11 @@ def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
 
 
 def test_growth_that_is_not_counted_is_beside_what_is_used(memory):
-    before_bytes = memory.beside_bytes()
+    before_bytes = memory.excluded_bytes()
     with memory.uncounted():
         held = torch.ones(256 * MIB, dtype=torch.uint8)
     assert memory.used_bytes() < SLACK
-    assert abs(memory.beside_bytes() - before_bytes - held.nbytes) < SLACK
+    assert abs(memory.excluded_bytes() - before_bytes - held.nbytes) < SLACK
 
 
 def test_peaks_of_growth_that_is_not_counted_are_in_no_figure(memory):

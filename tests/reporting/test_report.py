@@ -214,7 +214,7 @@ def test_the_budget_names_parameters_gradients_and_optimizer_state():
 
 def test_the_budget_of_growth_states_what_the_process_holds_in_addition():
     fixed = FixedMemory(9 * MIB, parameter_bytes=4 * MIB, device_type="cpu")
-    given = {"uncounted_bytes": fixed.uncounted_bytes, "beside_bytes": 400 * MIB}
+    given = {"uncounted_bytes": fixed.uncounted_bytes, "excluded_bytes": 400 * MIB}
     text = said(report(budget_parts=tuple(fixed.parts()), **given))
     assert "= 9.00 MiB before the step + 3.00 MiB for the step's tensors." in text
     assert (
