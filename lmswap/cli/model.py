@@ -7,10 +7,12 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import OptionError, without_path
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import Program
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _BATCH = re.compile(r"((?:\d+|(?:[1-9]\d*)?N)(?:x(?:\d+|(?:[1-9]\d*)?N))*)(?::(\w+))?")
 _ON_DISK = ("disk", "compressed")  # the tiers of a CPU
+_UNCOUNTED = (
+    "planned without margin, batch, traces and kernels, which lmswap.enable counts: there a budget has to be larger"
+)
 _CPU_OPERATORS = "traced with the operators of a CPU, as torch can use no GPU here; a GPU's fuse more"
 
 
@@ -64,9 +69,10 @@ class TracedModel:
             raise OptionError("--model needs the shapes of its inputs: --batch 2x4096")
         self._inputs = [_parse_input(text) for text in options.batch]
         self._maker, self._forward_only = _import_maker(options.model), options.forward_only
-        is_of_cpu = machine.tiers[0].name in _ON_DISK
-        self._device = torch.device("cpu" if is_of_cpu or not torch.cuda.is_available() else "cuda")
-        self.note = "" if is_of_cpu or self._device.type == "cuda" else _CPU_OPERATORS
+        self._is_of_cpu = machine.tiers[0].name in _ON_DISK
+        self._device = torch.device("cpu" if self._is_of_cpu or not torch.cuda.is_available() else "cuda")
+        has_operators = self._is_of_cpu or self._device.type == "cuda"
+        self.note = _UNCOUNTED if has_operators else f"{_UNCOUNTED}; and {_CPU_OPERATORS}"
         self._programs: dict[int, Program] = {}
 
     @property
@@ -84,12 +90,16 @@ class TracedModel:
 
         if size not in self._programs:
             shapes = [(_shape(sizes, size), dtype) for sizes, dtype in self._inputs]
-            self._programs[size] = capture_step(
+            program = capture_step(
                 self._maker,
                 lambda model: [_without_values(model, self._device, *given) for given in shapes],
                 self._device,
                 forward_only=self._forward_only,
             )
+            if self._is_of_cpu:  # whose budget is one of growth
+                parameter_bytes = program.fixed_memory.parameter_bytes
+                program = replace(program, fixed=FixedMemory(parameter_bytes=parameter_bytes, device_type="cpu"))
+            self._programs[size] = program
         return self._programs[size]
 
     def batch(self, size: int) -> str:

@@ -110,5 +110,5 @@ def _counted_memory(step: StepPlan) -> str:
     total = " + ".join(f"{format_bytes(nbytes)} {what}" for what, nbytes in parts if nbytes)
     if step.program.is_cyclic:
         return f"{total}, with parameters, gradients and optimizer state"
-    counted = f": {fixed.counted}" if fixed.counted else ""
-    return f"{total}; counted as by lmswap.enable{counted}"
+    as_enabled = "counted as by lmswap.enable" if fixed.margin_bytes else ""
+    return "; ".join(filter(None, (total, ": ".join(filter(None, (as_enabled, fixed.counted))))))
