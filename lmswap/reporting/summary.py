@@ -31,8 +31,7 @@ def summarize(step: StepFigures) -> Group:
         *(Text(sentence) for sentence in _plan(step, with_cost=not gain)),
         *([Text(_emulation(step))] if step.emulated_link is not None else []),
         Text(),
-        _figures(step),
-        Text(),
+        *_figures_if_known(step),
         Text(_budget(step) if step.verified is None else "The budget is not kept while verifying."),
     ]
     if step.measured is not None:
@@ -42,6 +41,11 @@ def summarize(step: StepFigures) -> Group:
         parts.append(Text(f"Verified: {step.verified}."))
     parts.extend(Text(f"Note: {note}") for note in step.notes)
     return Group(*parts)
+
+
+def _figures_if_known(step: StepFigures) -> Iterator[RenderableType]:
+    if step.predicted is not None or step.measured is not None:
+        yield from (_figures(step), Text())
 
 
 def figures_of(step: StepFigures) -> list[tuple[str, str]]:
@@ -227,7 +231,9 @@ def _budget(step: StepFigures) -> str:
         text += f"\nThe measured peak is {_against_budget(step, step.measured_peak_bytes)}."
     if step.highest_peak_bytes is not None and step.highest_peak_bytes > (step.measured_peak_bytes or 0):
         highest = f"{format_bytes(step.highest_peak_bytes)}, in step {step.highest_peak_step}"
-        text += f"\nThe highest peak so far was {highest}: {_against_budget(step, step.highest_peak_bytes)}."
+        of_budget = _against_budget(step, step.highest_peak_bytes)
+        if not text.endswith(f" is {of_budget}."):
+            text += f"\nThe highest peak so far was {highest}: {of_budget}."
     return text
 
 

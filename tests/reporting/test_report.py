@@ -131,7 +131,7 @@ def test_before_the_first_step_nothing_is_measured_which_the_text_states():
 def test_before_the_capture_nothing_is_predicted_either():
     made = planned_report(program=None, plan=None, predicted=None)
     assert (made.predicted_peak_bytes, made.predicted_seconds, made.decisions) == (None, None, ())
-    assert "Swapping: not decided yet" in said(made)
+    assert "Swapping: not decided yet" in said(made) and "not yet measured" not in said(made)
     assert made.policy == "swap_all"
 
 
@@ -228,6 +228,7 @@ def test_a_step_that_held_more_before_is_named():
     assert "The measured peak is 75 % of the budget." in text
     assert "The highest peak so far was 15.00 MiB, in step 1: OVER the budget by 3.00 MiB." in text
     assert "highest" not in said(report())
+    assert "highest" not in said(report(highest_peak_bytes=9 * MIB + 2, highest_peak_step=1))  # 75 %, too
     assert "highest so far 5.00 MiB" in said(report(tier_highest_bytes=5 * MIB))
 
 
