@@ -33,6 +33,7 @@ from lmswap.runtime.partial_backward import (
     results_by_part,
     single_part,
 )
+from lmswap.runtime.storage import parts
 from lmswap.torch_compat import aot_autograd
 from lmswap.torch_compat.autograd import (
     disable_autocast,
@@ -230,9 +231,10 @@ def parameters_of(
     """
     given = zip(region.graph.find_nodes(op="placeholder"), input_names(region.graph), inputs, strict=True)
     own = {
-        aot_autograd.PlainAOTInput(position): known.get(id(tensor), name)
+        aot_autograd.input_descriptor(position, path): known.get(id(part), name)
         for position, (node, name, tensor) in enumerate(given)
-        if isinstance(node.meta.get("example_value"), nn.Parameter) or id(tensor) in known
+        for path, part in (parts(tensor) if isinstance(tensor, torch.Tensor) else ())
+        if (isinstance(node.meta.get("example_value"), nn.Parameter) and not path) or id(part) in known
     }
 
     def names(graph: fx.Graph) -> dict[int, str]:

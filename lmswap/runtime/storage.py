@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch import nn
 
 from lmswap.torch_compat.tensors import dispatch_keys, is_traceable_wrapper_subclass, key_bits
 
@@ -18,11 +21,39 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
     return not dispatch_keys(tensor).raw_repr() & _OTHER_KEYS
 
 
-def held_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of ``tensor``; of one that wraps others, as quantized and sharded ones do, theirs."""
-    wraps_others: bool = is_traceable_wrapper_subclass(tensor)
-    if not wraps_others:
-        return tensor.numel() * tensor.element_size()  # also of sparse ones, which have no nbytes
+def wraps_others(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` consists of others, which it names, as quantized and sharded ones do."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def parts(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """Yield the tensors that ``tensor`` wraps, each with its path of attributes.
+
+    One that wraps none is its only part, with an empty path.
+    """
+    if not wraps_others(tensor):
+        yield (), tensor
+        return
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    inner = (getattr(tensor, name) for name in names)
-    return sum(held_bytes(each) for each in inner if isinstance(each, torch.Tensor))
+    for name in names:
+        inner = getattr(tensor, name)
+        for path, part in parts(inner) if isinstance(inner, torch.Tensor) else ():
+            yield (name, *path), part
+
+
+def moved_with_parts(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return ``tensor`` on ``device``; one that wraps others is made anew of its parts, without a copy of those there.
+
+    Its own method ``to`` would copy all of them.
+    """
+    if not wraps_others(tensor):
+        return tensor.to(device)
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    inner = {name: moved_with_parts(getattr(tensor, name), device) for name in names}
+    made: torch.Tensor = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())  # type: ignore[attr-defined]
+    return nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
+
+
+def held_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of the `parts` of ``tensor``; sparse ones have no nbytes."""
+    return sum(part.numel() * part.element_size() for _, part in parts(tensor))

@@ -20,7 +20,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import aot_autograd as stages
 from torch._functorch import config, partitioners
-from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+from torch._functorch._aot_autograd.descriptors import AOTInput, PlainAOTInput, SubclassGetAttrAOTInput
 from torch._functorch._aot_autograd.graph_compile import aot_graphs_log, aot_joint_log, aot_stage2_compile
 from torch._functorch._aot_autograd.schemas import (
     AOTGraphCapture,
@@ -36,10 +36,18 @@ from torch._logging._internal import trace_log
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
 from lmswap.torch_compat.tracing import TracingContext, tracing
 
-__all__ = ["PlainAOTInput", "aot_autograd"]
+__all__ = ["aot_autograd"]
 
 Boxed = Callable[[list[Any]], Any]
 _MODIFIED = (ViewAndMutationMeta, SubclassMeta, SubclassCreationMeta)  # by the second stage
+
+
+def input_descriptor(position: int, path: Sequence[str] = ()) -> AOTInput:
+    """Return the "desc" of the graph input for a region's input, or for the part of it at a ``path`` of attributes."""
+    described: AOTInput = PlainAOTInput(position)
+    for name in path:
+        described = SubclassGetAttrAOTInput(described, name)
+    return described
 
 
 def boxed(function: Boxed) -> Boxed:

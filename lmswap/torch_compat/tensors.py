@@ -27,6 +27,8 @@ tensor_use_count: Callable[[Tensor], int] = operator.methodcaller("_use_count")
 dispatch_keys: Callable[[Tensor], torch._C.DispatchKeySet] = torch._C._dispatch_keys
 # As torch.from_dlpack, without 3 µs of argument checks.
 from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
+# Exchanges the contents of two tensors, which may have no weak references.
+swap_tensors: Callable[[Tensor, Tensor], None] = torch.utils.swap_tensors
 # Views of complex tensors with a pending conjugation or negation.
 conjugated: Callable[[Tensor], Tensor] = torch._conj
 negated: Callable[[Tensor], Tensor] = torch._neg_view

@@ -21,8 +21,8 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.host_copies import HostCopies, is_held_elsewhere
-from lmswap.runtime.storage import has_plain_storage, held_bytes
-from lmswap.torch_compat.tensors import storage_id
+from lmswap.runtime.storage import has_plain_storage, held_bytes, moved_with_parts, parts, wraps_others
+from lmswap.torch_compat.tensors import storage_id, swap_tensors
 from lmswap.training_state import TrainingState
 from lmswap.training_state.optimizer_state import updated_parameters
 
@@ -127,6 +127,9 @@ class Weights:
                 offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
                 made = torch.empty(0, dtype=tensor.dtype, device=storage.device)
                 tensor.data = made.set_(storage, offset, shape, stride)
+        for tensor in self._whole().values():
+            if tensor.device != self._host_copies.device and wraps_others(tensor) and not tensor.requires_grad:
+                swap_tensors(tensor, moved_with_parts(tensor, self._host_copies.device))
 
     def restore(self) -> int:
         """Make all weights resident, but for those whose address something else may hold; return the bytes of these.
@@ -244,11 +247,20 @@ class Weights:
             "holds its memory, as a numpy array, a detached tensor or a view of it does"
         )
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def _whole(self) -> dict[str, torch.Tensor]:
         """Return the parameters, and those buffers that the model had when they were first managed."""
         managed = self._managed_buffers
         buffers = self._buffers() if managed else {}
         return {**self._parameters(), **{name: each for name, each in buffers.items() if managed.get(name) is each}}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of `_whole`; of frozen ones that wrap others these."""
+        found = dict[str, torch.Tensor]()
+        for name, tensor in self._whole().items():
+            # The gradient of a tensor that wraps others would wrap others, too.
+            inner = [((), tensor)] if tensor.requires_grad else parts(tensor)
+            found.update((".".join((name, *path)), each) for path, each in inner)
+        return found
 
     def _groups(self, lies_on: torch.device | None = None) -> list[_Group]:
         """Return the tensors with plain memory that are large enough, by storage; by default those on the device."""

@@ -132,11 +132,25 @@ def test_bits_are_plain(kind):
     lmswap.disable(model)
 
 
-def test_a_tensor_subclass_stays_and_is_named_with_its_size():
+def test_what_a_frozen_tensor_subclass_wraps_is_swapped_by_plans():
     model, _ = run(OfSubclass, verify=False)
-    report = " ".join(str(lmswap.report(model)).split())
-    assert re.search(r"'weight' \([\d.]+ KiB\) is not swapped: it is a Quantized without plain bytes", report)
+    session = session_of(model)
+    assert session.engine.host_copies.find(model.weight.values.untyped_storage()) is not None
+    step = session.current_step()
+    assert "weight.values" in {step.merged.program.buffers[swap.buffer].name for swap in step.plan.swaps}
     assert isinstance(model.weight, Quantized)
+    lmswap.disable(model)
+    assert session.engine.host_copies.nbytes == 0
+
+
+@pytest.mark.cpu_only("the emulated GPU has no sparse tensors")
+def test_a_tensor_without_plain_bytes_stays_and_is_named_with_its_size():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    model.register_buffer("mask", torch.eye(WIDTH).to_sparse())
+    lmswap.enable(model, "1GiB", weights="swap", min_swap_bytes=1024)
+    report = " ".join(str(lmswap.report(model)).split())
+    assert re.search(r"'mask' \([\d.]+ KiB\) is not swapped: it is a Tensor without plain bytes", report)
+    lmswap.disable(model)
 
 
 def test_eight_bit_floats_are_swapped():
