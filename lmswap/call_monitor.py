@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lmswap.errors import NotManaged
 from lmswap.runtime.recorder import Recorder
 from lmswap.session.diagnostics import warn
+from lmswap.torch_compat.tensors import version_of
 
 
 class CallMonitor:
@@ -41,9 +42,15 @@ class CallMonitor:
             self._handle = None
 
     def _check(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Warn of the models that ``optimizer``, which just took a step, has trained by what was not managed."""
+        """Warn of the models that ``optimizer``, which just took a step, has trained by what was not managed.
+
+        A step that calls that of its base class is seen twice, with the same gradients.
+        """
+        gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        first = next(gradients, None)
         for model, watched in list(self._watched.items()):
-            if watched.has_run_since_step_of(optimizer):
+            has_run, has_gradients = watched.has_run_since_step_of(optimizer), watched.has_other_gradients(first)
+            if has_run or not has_gradients:
                 continue
             stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
             if any(id(parameter) in stepped for parameter in model.parameters()):
@@ -57,6 +64,7 @@ class _Watched:
         self._name, self._recorder = name, recorder
         self._at_enable = self._has_run()
         self._at_step: weakref.WeakKeyDictionary[torch.optim.Optimizer, Hashable] = weakref.WeakKeyDictionary()
+        self._gradient: tuple[weakref.ref[torch.Tensor], int] | None = None  # one of the last step, and its version
 
     def has_run_since_step_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a call or a backward has run since the last step of ``optimizer``; to be called once for each step.
@@ -66,6 +74,11 @@ class _Watched:
         before, now = self._at_step.get(optimizer, self._at_enable), self._has_run()
         self._at_step[optimizer] = now
         return now != before
+
+    def has_other_gradients(self, first: torch.Tensor | None) -> bool:
+        """Whether ``first``, a gradient that an optimizer just used, is not that of the last such call, unchanged."""
+        before, self._gradient = self._gradient, None if first is None else (weakref.ref(first), version_of(first))
+        return before is None or first is None or before[0]() is not first or before[1] != version_of(first)
 
     def _has_run(self) -> Hashable:
         trained, pending = self._recorder.trained, self._recorder.pending_sequence

@@ -265,6 +265,25 @@ def test_no_warning_for_optimizers_that_step_after_the_same_backward(path):
     lmswap.disable(model)
 
 
+class Decaying(torch.optim.Adam):
+    def step(self, closure=None):
+        """Be seen by torch's hooks of steps twice: here, and in the class that it extends."""
+        super().step(closure)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_warning_for_an_optimizer_that_calls_the_step_of_its_base_class(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    torch.optim.Adam([nn.Parameter(torch.ones(1))])  # whose step is seen from now on
+    optimizer = Decaying(model.parameters())
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    lmswap.disable(model)
+
+
 class Unchanging(torch.optim.SGD):
     def step(self, closure=None):
         """Change no parameter, which the backward of an earlier forward may need."""

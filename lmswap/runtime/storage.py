@@ -42,7 +42,7 @@ def parts(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], torch.Tensor]
 
 
 def moved_with_parts(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return ``tensor`` on ``device``; one that wraps others is made anew of its parts, without a copy of those there.
+    """Return ``tensor`` on ``device``; one that wraps others is built of its parts, without a copy of those there.
 
     Its own method ``to`` would copy all of them.
     """
