@@ -1,11 +1,12 @@
 """Updates in chunks: an optimizer's state, parameters and gradients may be non-resident between updates.
 
-An update runs the optimizer's own step on consecutive parts of its parameters. While one runs, what is non-resident of
-the next is copied in, and that of the last one out.
+An update runs the optimizer's own step on consecutive parts of its parameters. While one runs, that of the last one is
+copied out, and what is non-resident of the next ones in, as far ahead as the room for the largest three allows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -129,10 +130,8 @@ class ChunkedUpdates:
             return 0
         sizes, groups = self._copied_bytes(streams_gradients=streams_gradients), self.optimizer.param_groups
         chunks = [*self._chunks([group["params"] for group in groups], sizes)]
-        taken = [sum(sizes[id(each)] for part in chunk for each in part) for chunk in chunks]
         temporaries = (_temporary_bytes(*each) for chunk in chunks for each in zip(groups, chunk, strict=True))
-        together = zip(taken, [*taken[1:], 0], [*taken[2:], 0, 0], strict=False)
-        return max(map(sum, together), default=0) + max(temporaries, default=0)
+        return _window_bytes([_sum_of(sizes, chunk) for chunk in chunks]) + max(temporaries, default=0)
 
     def stream(self, nbytes: int) -> None:
         """Make ``nbytes`` of it non-resident, that of the first parameters, and let updates stream it from now on.
@@ -185,26 +184,30 @@ class ChunkedUpdates:
         copied_bytes = self._copied_bytes(streams_gradients=self._gradients.are_streamed)
         copied_bytes |= {id(parameter): 0 for parameter in chain.from_iterable(updated) if parameter.grad is None}
         chunks = list(self._chunks(updated, copied_bytes)) or [updated]
+        sizes = [_sum_of(copied_bytes, chunk) for chunk in chunks]
         self._settle()
         try:
-            coming, _ = self._start_fetch(chunks[0])
-            leaving: list[Fetched] = []
-            for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
-                here = coming
-                for fetched in here:
-                    self._host_copies.finish_fetch(fetched)
-                coming, shared = self._start_fetch(following) if following is not None else ([], set())
+            window_bytes, num_started = _window_bytes(sizes), 0
+            coming, leaving = deque[list[int]](), list[int]()  # storages
+            last_use: dict[int, int] = {}  # of each: the last chunk that reads it, of those whose fetches were started
+            for index, chunk in enumerate(chunks):
+                while num_started < len(chunks) and sum(sizes[max(0, index - 1) : num_started + 1]) <= window_bytes:
+                    coming.append(self._start_fetch(chunks[num_started]))
+                    last_use |= dict.fromkeys(coming[-1], num_started)
+                    num_started += 1
+                here = coming.popleft()
+                for number in here:
+                    if not self._fetched[number].is_resident:  # as it is for an earlier chunk
+                        self._host_copies.finish_fetch(self._fetched[number])
                 parts = [{**group, "params": each} for group, each in zip(groups, chunk, strict=True)]
                 self.optimizer.param_groups = parts
                 run()
                 for group, part in zip(groups, parts, strict=True):  # which an update may have changed
                     group.update({**part, "params": group["params"]})
-                changed = self._drop_unchanged(here)
-                for fetched in changed:
-                    self._host_copies.start_write_back(fetched)
-                self._finish(leaving)  # before memory is taken for the next chunk
-                self._finish(fetched for fetched in changed if fetched in shared)
-                leaving = [fetched for fetched in changed if fetched not in shared]
+                left, leaving = leaving, self._drop_unchanged([each for each in here if last_use[each] == index])
+                for number in leaving:
+                    self._host_copies.start_write_back(self._fetched[number])
+                self._finish(each for each in left if last_use[each] < index)  # before memory is taken for others
                 self._move_out(parameter for parameters in chunk for parameter in parameters)
             self._finish(leaving)
         finally:
@@ -279,41 +282,40 @@ class ChunkedUpdates:
     def _chunk_bytes(self, sizes: Mapping[int, int]) -> int:
         return min(self._max_chunk_bytes, max(int(_SHARE_OF_ALL * sum(sizes.values())), _MIN_CHUNK_BYTES))
 
-    def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> tuple[list[Fetched], set[Fetched]]:
-        """Start to fetch what an update reads; return that, and what of it is fetched for the update under way.
+    def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[int]:
+        """Start to fetch what an update of ``chunk`` reads, unless an earlier one does; return the ids of all storages.
 
         Of parameters without gradients it reads little, where that is.
         """
-        started: list[Fetched] = []
-        shared = set[Fetched]()
+        read: list[int] = []
         parameters = [parameter for part in chunk for parameter in part if parameter.grad is not None]
         gradients = [each.grad for each in parameters if each.grad is not None and has_plain_storage(each.grad)]
         tensors = (*(each for each in parameters if has_plain_storage(each)), *gradients)
         for gradient in gradients:
-            self._versions[storage_id(gradient.untyped_storage())] = gradient, version_of(gradient)
+            self._versions.setdefault(storage_id(gradient.untyped_storage()), (gradient, version_of(gradient)))
         storages = {storage_id(each.untyped_storage()): each.untyped_storage() for each in tensors}  # shared ones once
         for storage in (*storages.values(), *(storage for storage, _ in self._state_storages(parameters))):
-            if (known := self._fetched.get(storage_id(storage))) is not None:
-                shared.add(known)
-            elif (fetched := self._host_copies.prepare_fetch(storage)) is not None:
-                self._fetched[storage_id(storage)] = fetched  # its memory lives on if this is interrupted
+            number = storage_id(storage)
+            if number not in self._fetched and (fetched := self._host_copies.prepare_fetch(storage)) is not None:
+                self._fetched[number] = fetched  # its memory lives on if this is interrupted
                 self._host_copies.start_fetch(fetched)
-                started.append(fetched)
-        return started, shared
+            if number in self._fetched:
+                read.append(number)
+        return read
 
-    def _drop_unchanged(self, updated: Sequence[Fetched]) -> list[Fetched]:
+    def _drop_unchanged(self, updated: Sequence[int]) -> list[int]:
         """Return ``updated`` without the gradients that torch's own update has only read; their copies are dropped."""
-        for fetched in () if self.may_write_gradients else updated:
-            gradient, version = self._versions.get(storage_id(fetched.storage), (None, 0))
+        for number in () if self.may_write_gradients else updated:
+            gradient, version = self._versions.get(number, (None, 0))
             if gradient is not None and version_of(gradient) == version:
-                self._host_copies.drop_fetched(fetched)
-                del self._fetched[storage_id(fetched.storage)]
-        return [fetched for fetched in updated if fetched.is_resident]
+                self._host_copies.drop_fetched(self._fetched[number])
+                del self._fetched[number]
+        return [number for number in updated if number in self._fetched]
 
-    def _finish(self, leaving: Iterable[Fetched]) -> None:
-        for fetched in leaving:
-            self._host_copies.finish_write_back(fetched)
-            del self._fetched[storage_id(fetched.storage)]
+    def _finish(self, leaving: Iterable[int]) -> None:
+        for number in leaving:
+            self._host_copies.finish_write_back(self._fetched[number])
+            del self._fetched[number]
 
     def _settle(self) -> None:
         """Make what an interrupted update has left in device memory non-resident.
@@ -356,6 +358,15 @@ class ChunkedUpdates:
                 if storage.nbytes() >= self._min_state_bytes:
                     found.setdefault(storage_id(storage), (storage, []))[1].append(tensor)
         return list(found.values())
+
+
+def _sum_of(sizes: Mapping[int, int], chunk: Sequence[Sequence[Tensor]]) -> int:
+    return sum(sizes[id(parameter)] for part in chunk for parameter in part)
+
+
+def _window_bytes(sizes: Sequence[int]) -> int:
+    """Return what chunks of ``sizes`` take at most while one is copied out, one updated and one copied in."""
+    return max(map(sum, zip(sizes, [*sizes[1:], 0], [*sizes[2:], 0, 0], strict=False)), default=0)
 
 
 def _load(states: Mapping[Tensor, dict[Any, Any]], parameters: Iterable[Tensor]) -> None:

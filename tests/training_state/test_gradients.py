@@ -276,7 +276,8 @@ class Halving(torch.optim.SGD):
             parameter.sub_(parameter.grad.mul_(0.5))
 
 
-def test_a_gradient_of_two_parts_of_an_update_has_the_changes_of_both(monkeypatch):
+@pytest.mark.parametrize("sharing", [(0, 2), (0, 2, 4), (0, 6)])
+def test_a_gradient_of_several_parts_of_an_update_has_the_changes_of_all(sharing, monkeypatch):
     start = HostCopies.start_write_back
 
     def start_and_wait(self, fetched):
@@ -295,7 +296,8 @@ def test_a_gradient_of_two_parts_of_an_update_has_the_changes_of_both(monkeypatc
         for step in range(3):
             torch.manual_seed(step)
             model(torch.randn(4, WIDTH)).backward()
-            model.layers[2].weight.grad = model.layers[0].weight.grad
+            for number in sharing[1:]:
+                model.layers[number].weight.grad = model.layers[sharing[0]].weight.grad
             optimizer.step()
             seen += [each.grad.clone() for each in model.parameters() if each.grad is not None]
             optimizer.zero_grad()

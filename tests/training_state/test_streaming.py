@@ -14,6 +14,7 @@ import lmswap
 from lmswap.errors import NotManaged, OptionError, PlanInfeasible, TierError, TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
+from lmswap.torch_compat.tensors import storage_id
 from lmswap.training_state.weights import Weights
 from tests.training import session_of
 
@@ -604,6 +605,43 @@ def test_each_part_of_an_update_has_state_to_copy(share):
     assert len(parts) >= LAYERS // 2
     assert all(any(parameter.ndim == 2 for parameter in part) for part in parts)
     assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
+
+
+class Uneven(nn.ModuleList):
+    """Small and large layers beside each other."""
+
+    def __init__(self):
+        wide = (3 if number % 7 > 3 else 1 for number in range(28))
+        super().__init__(nn.Linear(WIDTH, width * WIDTH, bias=False) for width in wide)
+
+    def forward(self, x):
+        return sum(layer(x).square().mean() for layer in self)
+
+
+def test_an_update_fetches_as_far_ahead_as_its_window_has_room():
+    """Or the link waits for the larger one of two copies whenever parts differ in size."""
+    model = Uneven()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep", min_swap_bytes=1024)
+    state = stream_all(model)
+    state._max_chunk_bytes = 1
+    model(torch.randn(4, WIDTH)).backward()
+    optimizer.step()
+    sizes, seen = [each.nbytes for each in model.parameters()], []
+
+    def run():
+        """List the parts whose momentum is in device memory, or on its way."""
+        momenta = [optimizer.state[each]["momentum_buffer"].untyped_storage() for each in model.parameters()]
+        seen.append([part for part, momentum in enumerate(momenta) if storage_id(momentum) in state._fetched])
+
+    state._update(run)
+    window_bytes = max(map(sum, zip(sizes, sizes[1:], sizes[2:], strict=False)))
+    for part, held in enumerate(seen):
+        following = held[-1] + 1
+        assert held == [*range(max(0, part - 1), following)]
+        assert sum(sizes[held[0] : following]) <= window_bytes
+        assert following == len(sizes) or sum(sizes[held[0] : following + 1]) > window_bytes
+    lmswap.disable(model)
 
 
 def test_an_update_without_gradients_changes_nothing():
