@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from lmswap.errors import OptionError
+from lmswap.ir.backward_parts import part_bytes
 from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, compile_boxed, is_projection
 from lmswap.torch_compat.autograd import current_graph_task_id
 from lmswap.torch_compat.graphs import LazyGraphModule
@@ -29,9 +30,6 @@ Around = Callable[[], AbstractContextManager[None]]
 Backward = Callable[[list[Any]], PartialResults]  # it empties the list passed; so do
 Parts = Callable[[list[Any], Around], PartialResults]
 
-# A cut costs the host about 50 µs. DistributedDataParallel's first bucket has 1 MiB, the others 25 MiB.
-_MIN_BYTES, _MAX_PARTS = 2**20, 32
-
 
 def yield_marker(*_: Any) -> None:
     """Marker: these results of the graph can be returned here."""
@@ -39,11 +37,6 @@ def yield_marker(*_: Any) -> None:
 
 
 torch.fx.node.has_side_effect(yield_marker)  # dead-code elimination must leave it alone
-
-
-def part_bytes(nbytes: int) -> int:
-    """Return the least bytes of results per part, of ``nbytes`` in all."""
-    return max(_MIN_BYTES, nbytes // _MAX_PARTS)
 
 
 def insert_yield_markers(graph: SegmentGraph) -> None:

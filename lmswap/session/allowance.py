@@ -47,6 +47,7 @@ class Allowance:
     window_bytes: int = 0  # the part of the reserve that updates take and give back: state that exists is no part of it
     reuses_step: bool = False  # updates take memory that the step's tensors have given back; not from an arena
     update_bytes: int = 0  # what they take of that, beside the window
+    streams_gradients: bool = False  # in memory that the step's tensors leave
     device_type: str = ""
     counts_parameters: bool = False
     is_unmoved: bool = False  # the margin and reserve are those of a step that neither swaps nor recomputes

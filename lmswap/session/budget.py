@@ -189,6 +189,7 @@ class BudgetTracker:
             window_bytes=window_bytes,
             reuses_step=self._reuses_step,
             update_bytes=update_bytes,
+            streams_gradients=trains and self._reuses_step and self._trained.streams_gradients,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
@@ -211,7 +212,7 @@ class BudgetTracker:
 
     def absent_gradient_bytes(self, program: Program) -> int:
         """Return the bytes of gradients of ``program`` that will be on the device, and parameters do not have now."""
-        if (updates := self._trained.updated_in_chunks) is not None and updates.gradients.are_streamed:
+        if self._trained.streams_gradients:
             return 0
         return max(0, program.gradient_bytes - self._trained.gradient_bytes())
 
@@ -257,8 +258,7 @@ class BudgetTracker:
 
     def _reused_bytes(self) -> int:
         """Return what updates take of memory that the step has given back."""
-        updates = self._trained.updated_in_chunks
-        return updates.window_bytes() - updates.backward_bytes() if updates is not None and self._reuses_step else 0
+        return self._window_bytes() if self._reuses_step else 0
 
     def settled_margin_bytes(self, program: Program) -> int:
         """Return the margin of steps of ``program`` whose growth is known."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lmswap.analyze.memory import StepMemory
+from lmswap.ir.backward_parts import streamed_gradient_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
@@ -32,15 +33,15 @@ class PlanRequest:
     max_seconds: float = math.inf  # a plan that takes longer is of no use
 
     @property
-    def costs_with_update(self) -> OpCosts:
-        """The costs of a step whose last op leaves room for the update, which follows it."""
-        return with_update(self.costs, self.allowance)
+    def costs_with_streams(self) -> OpCosts:
+        """See `with_streams`."""
+        return with_streams(self.program, self.costs, self.allowance)
 
     @property
     def keeps_all(self) -> bool:
         """Whether the whole step fits as it is, so that no plan moves anything, and none depends on the machine."""
         max_bytes = replace(self.allowance, ahead_bytes=self.ahead_bytes).step_bytes
-        peak_bytes = StepMemory(self.program, self.costs_with_update).curve.max(initial=0)
+        peak_bytes = StepMemory(self.program, self.costs_with_streams).curve.max(initial=0)
         return self.policy in KEEP_WHAT_FITS and bool(peak_bytes <= max_bytes)
 
     def alternatives(self, choices: Sequence[Retention]) -> Iterator[PlanRequest]:
@@ -51,8 +52,15 @@ class PlanRequest:
                 yield replace(self, allowance=allowance, ahead_bytes=0, retention=choice)
 
 
-def with_update(costs: OpCosts, allowance: Allowance) -> OpCosts:
-    """Return ``costs`` of a step whose last op takes at least what the update takes of the step's memory."""
+def with_streams(program: Program, costs: OpCosts, allowance: Allowance) -> OpCosts:
+    """Return ``costs`` of a step that leaves room for what streams: gradients, and in its last op for the update."""
+    costs = with_streamed_gradients(program, costs, allowance)
     last = len(costs.scratch_bytes) - 1
     takes_more = allowance.update_bytes > costs.scratch_bytes[last]
     return costs.with_scratch({last: allowance.update_bytes}) if takes_more else costs
+
+
+def with_streamed_gradients(program: Program, costs: OpCosts, allowance: Allowance) -> OpCosts:
+    """Return ``costs`` of a step of whose memory gradients that stream take their part."""
+    streamed = streamed_gradient_bytes(program) if allowance.streams_gradients else {}
+    return costs.with_scratch({op: costs.scratch_bytes[op] + nbytes for op, nbytes in streamed.items()})

@@ -15,6 +15,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import loss_bytes, without_losses
 from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
+from lmswap.ir.backward_parts import part_bytes
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
@@ -24,12 +25,11 @@ from lmswap.planner.cache import CachedPlan, PlanCache
 from lmswap.planner.memory.pack_arena import common_arena_bytes
 from lmswap.planner.memory.pack_tier import host_copy_bytes
 from lmswap.reporting.text import format_seconds
-from lmswap.runtime.partial_backward import part_bytes
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.context import ModelContext
 from lmswap.session.engine_setup import notes_on_sample
-from lmswap.session.plan_request import PlanRequest, with_update
+from lmswap.session.plan_request import PlanRequest, with_streams
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.retention import Retention
@@ -312,7 +312,7 @@ class StepPlans:
 
     def keep_overdrawn(self, step: PlannedStep) -> None:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
-        costs = with_update(step.costs, step.allowance)
+        costs = with_streams(step.merged.program, step.costs, step.allowance)
         peak_bytes = simulate(step.merged.program, costs, step.machine, step.plan).peak_bytes
         kept = replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes))
         self.store(replace(kept, is_overdrawn=kept.excess_bytes > step.allowance.slack_bytes))
@@ -332,7 +332,7 @@ class StepPlans:
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
         self._import_search()
-        costs = with_update(step.costs, step.allowance)
+        costs = with_streams(step.merged.program, step.costs, step.allowance)
         priced = reprice(step.plan, step.merged.program, costs, step.machine, **self._options.swap_limits)
         return replace(step, plan=priced)
 
@@ -376,7 +376,7 @@ class StepPlans:
     @staticmethod
     def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
         """Return ``refusal``, or that of a step without swaps and recomputes if that needs less, with its margin."""
-        peak = StepMemory(program, with_update(costs, unmoved)).peak
+        peak = StepMemory(program, with_streams(program, costs, unmoved)).peak
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
             return refusal
@@ -393,7 +393,7 @@ class StepPlans:
         allowance = self._budget.moving(step.allowance.at_start(), program)
         unmoved_margin_bytes = self._budget.unmoved(allowance, program).margin_bytes
         fixed = replace(allowance.account, unmoved_margin_bytes=unmoved_margin_bytes)
-        return replace(program, fixed=fixed, scratch_bytes=with_update(step.costs, allowance).scratch_bytes)
+        return replace(program, fixed=fixed, scratch_bytes=with_streams(program, step.costs, allowance).scratch_bytes)
 
     def remember(self, program: Program, planned: CachedPlan) -> None:
         """Write a plan to the cache, for the next process that runs ``program``."""
@@ -411,7 +411,7 @@ class StepPlans:
         if not known.fits(allowance.step_bytes, allowance.slack_bytes):
             return False
         max_bytes, choices = allowance.step_bytes + allowance.slack_bytes, self._retention.choices
-        costs = with_update(known.costs, allowance)
+        costs = with_streams(program, known.costs, allowance)
         if costs != known.costs and simulate(program, costs, known.machine, known.plan).peak_bytes > max_bytes:
             return False
         places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, max_bytes)
@@ -423,7 +423,7 @@ class StepPlans:
         if plan.budget_bytes > allowance.budget_bytes:
             return  # of a graph whose step was not known yet, or a plan that was kept though it exceeds the budget
         # Assumed memory of a loss is no reason for refusal, as for a budget.
-        costs = with_update(without_losses(pinned.costs, program), allowance)
+        costs = with_streams(program, without_losses(pinned.costs, program), allowance)
         lean = simulate(program, costs, pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
         max_bytes, choices = allowance.budget_bytes - before_bytes, self._retention.choices

@@ -60,7 +60,7 @@ class Planner:
     def _search(self, request: PlanRequest, plans: dict[int, Plan | PlanInfeasible | TierError]) -> Plan:
         program, costs, machine, allowance = (
             request.program,
-            request.costs_with_update,
+            request.costs_with_streams,
             request.machine,
             request.allowance,
         )

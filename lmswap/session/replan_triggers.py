@@ -32,7 +32,7 @@ from lmswap.reporting.replan_reasons import (
 )
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
-from lmswap.session.plan_request import PlanRequest, with_update
+from lmswap.session.plan_request import PlanRequest, with_streams
 from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
 
 # After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
@@ -82,7 +82,7 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
         merged = replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
     if seen.costs is not None:
         costs = seen.costs
-        peak_bytes = simulate(merged.program, with_update(costs, allowance), machine, plan).peak_bytes
+        peak_bytes = simulate(merged.program, with_streams(merged.program, costs, allowance), machine, plan).peak_bytes
         plan = replace(plan, predicted_peak_bytes=peak_bytes)
     if seen.calibration is not None:
         costs, machine = seen.calibration.costs, seen.calibration.machine

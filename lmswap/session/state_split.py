@@ -94,8 +94,7 @@ def _by(split: Split, updates: Updates, program: Program, allowance: Allowance) 
     """Return the step by ``split``, and what it may occupy."""
     window_bytes, update_bytes = updates.window_bytes(streams=True, streams_gradients=split.has_gradients), 0
     if allowance.reuses_step:
-        update_bytes = window_bytes - updates.backward_bytes(streams_gradients=split.has_gradients)
-        window_bytes -= update_bytes
+        window_bytes, update_bytes = 0, window_bytes
     freed_bytes = _freed_bytes(split, updates, allowance) + allowance.window_bytes - window_bytes
     reserved_bytes = min(freed_bytes, allowance.optimizer_reserve_bytes, allowance.reserve_bytes)
     held_bytes, trained = freed_bytes - reserved_bytes, allowance.trained
@@ -108,6 +107,7 @@ def _by(split: Split, updates: Updates, program: Program, allowance: Allowance) 
         optimizer_reserve_bytes=allowance.optimizer_reserve_bytes - reserved_bytes,
         window_bytes=window_bytes,
         update_bytes=update_bytes,
+        streams_gradients=allowance.reuses_step and split.has_gradients,
         trained=trained._replace(
             gradient_bytes=trained.gradient_bytes - (held_bytes - state_bytes),
             optimizer_bytes=trained.optimizer_bytes - state_bytes,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lmswap.hardware.memory import DeviceMemory
+from lmswap.ir.backward_parts import part_bytes
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
-from lmswap.runtime.partial_backward import part_bytes
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.autograd import queue_callback
 from lmswap.torch_compat.tensors import storage_id
@@ -160,20 +160,16 @@ class BackwardGradients:
         self._gradients.finish(leaving, coming)
 
 
-def window_bytes(sizes: Sequence[int]) -> int:
-    """Return what streaming gradients of these bytes takes of device memory while a backward computes them.
+def window_bytes(sizes: Sequence[int], device: torch.device) -> int:
+    """Return what streaming gradients of these bytes takes of device memory outside of a step.
 
-    Of three parts: those copied out, those computed and those that these are added to.
+    On a GPU of three parts of a backward: those copied out, those computed and those that these are added to. On a CPU
+    these are a part of the step, and the caller maps pages of all that it reads in place, as clipping by their norm
+    does.
     """
+    if device.type == "cpu":
+        return min(sum(sizes), _MAX_MAPPED_BYTES)
     return 3 * (part_bytes(sum(sizes)) + max(sizes)) if sizes else 0
-
-
-def max_mapped_bytes(sizes: Sequence[int], device: torch.device) -> int:
-    """Return what gradients of these bytes take after the backward, until it is trimmed.
-
-    On a CPU the caller maps pages of all that it reads in place, as clipping by their norm does.
-    """
-    return min(sum(sizes), _MAX_MAPPED_BYTES) if device.type == "cpu" else 0
 
 
 def _by_id(tensors: Iterable[Tensor]) -> dict[int, Tensor]:

@@ -44,6 +44,11 @@ class TrainableParameters:
         return self.updates if self.updates is not None and self.updates.run_in_chunks else None
 
     @property
+    def streams_gradients(self) -> bool:
+        """Whether their gradients are non-resident between backwards."""
+        return self.updates is not None and self.updates.gradients.are_streamed
+
+    @property
     def nbytes(self) -> int:
         """Bytes of those that are trained."""
         return sum(parameter.nbytes for parameter in self._trained())

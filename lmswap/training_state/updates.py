@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.training_state.cpu_updates import CpuUpdates
-from lmswap.training_state.gradients import StreamedGradients, max_mapped_bytes
+from lmswap.training_state.gradients import StreamedGradients
 from lmswap.training_state.gradients import window_bytes as gradient_window_bytes
 from lmswap.training_state.optimizer_state import ChunkedUpdates
 
@@ -79,7 +79,7 @@ class Updates:
         return bool(self.streamed) or self.gradients.are_streamed
 
     def window_bytes(self, *, streams: bool = False, streams_gradients: bool = False) -> int:
-        """Return what streaming takes of device memory: the largest update, or a backward whose gradients stream.
+        """Return what streaming takes of device memory: the largest update, or gradients that stream.
 
         Args:
             streams: as if state streamed.
@@ -88,21 +88,13 @@ class Updates:
         streams_gradients |= self.gradients.are_streamed
         given = {"streams": streams, "streams_gradients": streams_gradients}
         update_bytes = max((each.window_bytes(**given) for each in self.of_each), default=0)
-        mapped_bytes = max_mapped_bytes(self._gradient_sizes(), self._host_copies.device) if streams_gradients else 0
-        return max(update_bytes, mapped_bytes, self.backward_bytes(streams_gradients=streams_gradients))
-
-    def backward_bytes(self, *, streams_gradients: bool = False) -> int:
-        """Return what a backward takes of device memory for gradients that stream; see `window_bytes`."""
-        streams_gradients |= self.gradients.are_streamed
-        return gradient_window_bytes(self._gradient_sizes()) if streams_gradients else 0
+        sizes = [nbytes for each in self.of_each for nbytes in each.gradient_sizes()] if streams_gradients else []
+        return max(update_bytes, gradient_window_bytes(sizes, self._host_copies.device))
 
     @property
     def update_bytes(self) -> int:
         """What an update takes of device memory now, without pages that the caller maps before it."""
         return max((each.window_bytes() for each in self.of_each), default=0)
-
-    def _gradient_sizes(self) -> list[int]:
-        return [nbytes for each in self.of_each for nbytes in each.gradient_sizes()]
 
     def is_non_resident(self, tensor: Tensor) -> bool:
         """Whether a gradient, or a tensor of the state, is in its host copy now."""

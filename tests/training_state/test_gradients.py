@@ -394,3 +394,32 @@ def test_the_predicted_peak_is_that_of_a_step_or_its_update(batch, resident):
     report = lmswap.report(model)
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= 1.05 * report.measured_peak_bytes
     lmswap.disable(model)
+
+
+class Widening(nn.Module):
+    """Layers of 4 MiB, and at their end activations of 64 MiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x).repeat(1024, 1).tanh().square().mean()
+
+
+@pytest.mark.cpu_only("a GPU's gradients stream beside the arena of steps")
+def test_gradients_that_stream_take_memory_of_backwards_alone(resident):
+    torch.manual_seed(0)
+    model = Widening()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep")
+    session_of(model).updates.stream_gradients()
+    for step in range(4):
+        torch.manual_seed(step)
+        for _ in range(2):
+            model(torch.randn(8, 1024)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    report = lmswap.report(model)
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= 1.01 * report.measured_peak_bytes
+    lmswap.disable(model)
