@@ -416,9 +416,10 @@ def test_optimizers_that_need_more_than_gradients_stay_resident(kind):
 
         def closure():
             optimizer.zero_grad()
-            loss = model(torch.arange(9)).square().mean()
-            loss.backward()
-            return loss
+            losses = [model(torch.arange(first, first + 9)).square().mean() for first in (0, 6)]
+            for loss in losses:
+                loss.backward()
+            return sum(losses)
 
         losses = [optimizer.step(closure).detach() for _ in range(3)]
         return model, [*losses, *all_tensors(model, optimizer)]
