@@ -188,6 +188,8 @@ class _DynamicRegion:
                 except SizesOutgrown:
                     known.pop(kind, None)
         for entry in self._serving(aliases, sizes):
+            if entry not in self._entries:  # evicted since
+                continue
             if len(self._served) >= _MAX_SERVED:
                 self._served.clear()
             self._served[kind] = entry

@@ -197,17 +197,17 @@ class CapturedGraph:
         return self._unmoved_bytes(self._planned_for)
 
     def fit(self, sizes: Sizes | None) -> None:
-        """Let its plan serve a call of ``sizes``; None are those of the trace.
+        """Let its plan serve a call of ``sizes``, and so be in use; None are those of the trace.
 
         Raises:
             SizesOutgrown: the plan has no room for them, or one of their own pays.
         """
         if sizes is not None and sizes != self._planned_for and self._symbolic is not None:
             self._fit_others(sizes)
+        self.last_step = self.session.recorder.num_steps
 
     def begin_run(self, sizes: Sizes | None) -> None:
         """Note that a call of ``sizes`` runs in the current step."""
-        self.last_step = self.session.recorder.num_steps
         if sizes is not None and self._symbolic is not None:
             self._ran_for = sizes
             if lost_seconds := self._fitting.get(frozenset(sizes.items()), 0.0):

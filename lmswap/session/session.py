@@ -278,6 +278,7 @@ class Session:
         It is made for larger ones if these fit, see `CapturedGraph.sizes_to_plan_for`.
         """
         *larger, last = graph.sizes_to_plan_for(sizes)
+        graph = graph.for_sizes(sizes, graph.index, entry)  # a copy: planning may evict the graph itself
         for planned in larger:
             with suppress(PlanInfeasible, SizesOutgrown):
                 return self._captured_again(graph, planned, sizes, entry)

@@ -10,10 +10,12 @@ from torch import nn
 
 import lmswap
 from lmswap.api import _sessions
+from lmswap.capture.specialize import SizesOutgrown
 from lmswap.errors import CaptureError, PlanInfeasible
 from lmswap.session import compiled_graph, traces
-from lmswap.session.compiled_graph import Evicted
+from lmswap.session.compiled_graph import CapturedGraph, Evicted
 from lmswap.session.plan_store import StepPlans
+from lmswap.session.planned_step import PlannedStep
 
 
 class Reader(nn.Module):
@@ -139,7 +141,8 @@ def test_planning_is_retried_without_least_recently_used_traces(monkeypatch):
 
 
 @pytest.mark.cpu_only("on a GPU each size has a trace of its own")
-def test_a_plan_that_is_being_made_for_other_sizes_is_not_evicted(monkeypatch):
+@pytest.mark.parametrize("is_outgrown", [False, True])
+def test_plans_for_other_sizes_are_made_while_those_of_their_trace_are_evicted(is_outgrown, monkeypatch):
     plain, model, session = models()
     assert_same(plain, model, [6, 7, 8, 40, 40, 40, 40])
     make, refused = StepPlans.make, []
@@ -151,10 +154,38 @@ def test_a_plan_that_is_being_made_for_other_sizes_is_not_evicted(monkeypatch):
         return make(plans, graphs, *others)
 
     monkeypatch.setattr(StepPlans, "make", refuse_thrice)
+    if is_outgrown:  # the largest sizes of the bucket: the others are planned next
+        monkeypatch.setattr(PlannedStep, "excess_bytes", 1)
     session.traces.nbytes = 2**20  # see above
     assert_same(plain, model, [300])
     assert refused == [(4,)] * 3
     assert evicted(session) == [0, 1, 2]
+    lmswap.disable(model)
+
+
+def test_a_trace_that_a_call_has_selected_is_not_evicted(soon):
+    plain, model, session = models()
+    assert_same(plain, model, [6, 7, 7, 6])
+    assert evicted(session) == []
+    lmswap.disable(model)
+
+
+@pytest.mark.cpu_only("on a GPU each size has a trace of its own")
+def test_traces_that_are_evicted_while_one_is_selected_serve_no_call(monkeypatch):
+    plain, model, session = models()
+    assert_same(plain, model, [6, 7, 8, 40])
+    fit, evicted_in = CapturedGraph.fit, []
+
+    def evict_first(graph, sizes):
+        if not evicted_in:
+            session.traces.evict_complete()
+            evicted_in.append(graph.index)
+            raise SizesOutgrown
+        fit(graph, sizes)
+
+    monkeypatch.setattr(CapturedGraph, "fit", evict_first)
+    assert_same(plain, model, [300])
+    assert evicted_in == [2]
     lmswap.disable(model)
 
 
