@@ -12,6 +12,8 @@ from torch._dispatch.python import enable_python_dispatcher, no_python_dispatche
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from lmswap.torch_compat.resampling import resampling_kernels
+
 __all__ = ["OpOverload", "TorchDispatchMode", "enable_python_dispatcher"]
 
 # The keys of Python kernels that decompose an operator before autograd sees it.
@@ -43,20 +45,24 @@ def own_python_kernels(
 ) -> Iterator[None]:
     """Remove torch's Python kernels above autograd, of which traces are made, except of ``keep``; use ``own`` ones.
 
+    Resampling gets kernels that call its operator, see `lmswap.torch_compat.resampling`.
+
     torch 2.13 decomposes operators by these kernels whose eager kernels round differently; pytorch#117555 is on which
     keys they have, none is on their rounding.
     """
-    changed = {op for op in _with_python_kernels() if op.overloadpacket not in keep} | own.keys()
+    known = _with_python_kernels()
+    kernels = {(op, DispatchKey.Autograd): kernel for op, kernel in own.items()} | dict(resampling_kernels(known))
+    changed = {op for op in known if op.overloadpacket not in keep} | {op for op, _ in kernels}
     removed = [(op, key, op.py_kernels.pop(key)) for op in changed for key in _ABOVE_AUTOGRAD if key in op.py_kernels]
-    for op, kernel in own.items():
-        op.py_kernels[DispatchKey.Autograd] = kernel
+    for (op, key), kernel in kernels.items():
+        op.py_kernels[key] = kernel
     for op in changed:
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op in own:
-            del op.py_kernels[DispatchKey.Autograd]
+        for op, key in kernels:
+            del op.py_kernels[key]
         for op, key, kernel in removed:
             op.py_kernels[key] = kernel
         for op in changed:

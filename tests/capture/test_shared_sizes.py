@@ -127,6 +127,46 @@ def test_whole_numbers_that_cut_tensors_are_traced_three_times_and_have_plain_bi
     lmswap.disable(model)
 
 
+class Resampled(nn.Module):
+    """Resamples features, by a factor or to a size."""
+
+    def __init__(self, num_sides, mode, factor=None):
+        super().__init__()
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[num_sides - 1]
+        self.convolution, self.mode, self.factor = kind(2, 4, 3, 2, 1), mode, factor
+
+    def forward(self, x):
+        to = {"scale_factor": self.factor} if self.factor else {"size": x.shape[2:]}
+        x = torch.tanh(self.convolution(x)).exp()
+        return torch.tanh(nn.functional.interpolate(x, mode=self.mode, **to)).exp()
+
+
+RESAMPLED = [
+    *((2, "nearest", None), (2, "bilinear", 2), (1, "nearest", 1.7), (1, "linear", None), (2, "bilinear", 0.6)),
+    *((2, "bicubic", None), (2, "area", None), (2, "nearest-exact", 2), (3, "nearest", 2), (3, "trilinear", None)),
+    *((1, "nearest-exact", None), (3, "nearest-exact", None)),
+]
+
+
+@pytest.mark.parametrize("how", [*RESAMPLED[:2], *(pytest.param(how, marks=pytest.mark.slow) for how in RESAMPLED[2:])])
+@pytest.mark.parametrize("channels_last", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_images_of_several_sizes_that_are_resampled_are_traced_three_times_and_have_plain_bits(how, channels_last):
+    models, num_sides = [], how[0]
+    kept = [torch.channels_last, torch.channels_last_3d][num_sides - 2] if channels_last else torch.contiguous_format
+    if channels_last and num_sides == 1:
+        pytest.skip("there is no such format")
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Resampled(*how).to(memory_format=kept))
+    plain, model = models
+    enabled(model)
+    sides = ((16, 10, 6), (24, 15, 9), (33, 9, 8), (27, 13, 7), (12, 20, 9))
+    batches = [(torch.randn(2, 2, *each[:num_sides]).to(memory_format=kept),) for each in sides]
+    assert same(trained(model, batches), trained(plain, batches))
+    assert len(_session(model).graphs) == 3
+    lmswap.disable(model)
+
+
 def test_two_sizes_are_two_traces_of_their_own():
     """As of a last batch that is smaller: what is planned for the others is not captured again."""
     model, batches = enabled(made()), calls([64, 64, 40, 64, 64, 40])
@@ -269,11 +309,13 @@ SIZED = {
     "cropped": (Cropped, lambda size: torch.randn(2, 2, size // 4 * 2, (size + 9) // 4 * 2)),
     "strided": (Strided, lambda size: torch.randn(4, 8, 4 * size)),
     "gated": (Gated, lambda size: torch.randn(4, size, 16)),
+    "resampled": (functools.partial(Resampled, 2, "bilinear", 2), lambda size: torch.randn(4, 2, size, 3 * size // 2)),
 }
 
 
 QUICK = [("tokens", "recompute"), ("strided", "swap_all"), ("cropped", "recompute"), ("gated", "swap_all")]
-OTHERS = [case for case in itertools.product(SIZED, ("auto", "swap_all", "recompute")) if case not in QUICK]
+UNMOVED = [("resampled", "auto")]  # its steps fit
+OTHERS = [case for case in itertools.product(SIZED, ("auto", "swap_all", "recompute")) if case not in QUICK + UNMOVED]
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
