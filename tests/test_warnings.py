@@ -482,10 +482,10 @@ def test_a_graph_for_which_no_plan_fits_is_reported_with_its_own_step(is_short, 
     torch.compiler.reset()
     make = StepPlans.make
 
-    def refuse(plans, graphs, *given):
+    def refuse(plans, graphs, *given, **others):
         if graphs == (1,):
             raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="op 0", live=(), policy="swap_all")
-        return make(plans, graphs, *given)
+        return make(plans, graphs, *given, **others)
 
     monkeypatch.setattr(StepPlans, "make", refuse)
     model = swapping(Broken(), "fx")
@@ -499,10 +499,10 @@ def test_a_graph_that_cannot_fit_is_reported_before_it_runs(monkeypatch):
     torch.compiler.reset()
     make = StepPlans.make
 
-    def refuse(plans, graphs, *given):
+    def refuse(plans, graphs, *given, **others):
         if graphs == (1,):
             raise PlanInfeasible(budget_bytes=2**20, needed_bytes=2**21, where="op 0", policy="auto")
-        return make(plans, graphs, *given)
+        return make(plans, graphs, *given, **others)
 
     monkeypatch.setattr(StepPlans, "make", refuse)
     monkeypatch.setattr(PlannedStep, "is_over_budget", True)

@@ -103,9 +103,17 @@ class StepPlans:
         return tuple((step.merged.program, self.priced(step)) for step in self._steps.values())
 
     def make(
-        self, graphs: tuple[int, ...], merged: MergedPrograms, costs: OpCosts, known: CachedPlan | None = None
+        self,
+        graphs: tuple[int, ...],
+        merged: MergedPrograms,
+        costs: OpCosts,
+        known: CachedPlan | None = None,
+        *,
+        is_growth_known: bool = False,
     ) -> PlannedStep:
         """Activate a plan: the ``known`` one if it still fits, else a new one by its costs, or by ``costs``.
+
+        ``is_growth_known``: its first steps need no more of a margin than later ones.
 
         Raises:
             PlanInfeasible: no plan fits the budget.
@@ -113,7 +121,7 @@ class StepPlans:
         """
         program = merged.program
         costs = self._planner.with_losses(known.costs if known is not None else costs, program, graphs)
-        allowance = self._allowance(program, costs)
+        allowance = self._allowance(program, costs, is_growth_known=is_growth_known)
         if known is not None and self._pinned is not None:
             allowance = allowance.sparing(min(known.room.spared_reserve_bytes, allowance.reserve_bytes))
             self._refuse_outgrown(known, program, allowance)
@@ -225,10 +233,13 @@ class StepPlans:
         planned = replace(planned, room=allowance.room)
         return self.adopt(graphs, merged, planned, allowance, "swaps whatever it can")
 
-    def _allowance(self, program: Program, costs: OpCosts) -> Allowance:
+    def _allowance(self, program: Program, costs: OpCosts, *, is_growth_known: bool = False) -> Allowance:
         """Return what a step of ``program`` may occupy now; a budget that is a share is set by it."""
         self._memory.trim()  # timing the ops leaves pages for reuse, which do not stay in use
-        return self._budget.take_share(program, costs, self._budget.allowance(program))
+        allowance = self._budget.allowance(program)
+        if is_growth_known:
+            allowance = replace(allowance, settled_margin_bytes=self._budget.settled_margin_bytes(program))
+        return self._budget.take_share(program, costs, allowance)
 
     def adopt(
         self,

@@ -821,7 +821,8 @@ class Session:
         is_split = False  # of all splits, the best
         while True:
             try:
-                step = self.plans.make(indices, merged, costs, known)
+                is_growth_known = self._is_growth_known(indices)
+                step = self.plans.make(indices, merged, costs, known, is_growth_known=is_growth_known)
             except PlanInfeasible as refusal:
                 if not self.traces.evict_half():
                     is_split = self._stream_state(merged.program, costs)
@@ -833,6 +834,18 @@ class Session:
                 is_split = True
             if (streamed := self._with_streamed(merged)) != merged:
                 merged, known = streamed, self.plans.load_cached(streamed.program)
+
+    def _is_growth_known(self, indices: tuple[int, ...]) -> bool:
+        """Whether steps of other sizes by the same traces have shown by how much first steps let the process grow."""
+        traces = self._traces_of(indices)
+
+        def shows_it(step: PlannedStep) -> bool:
+            return step.allowance.settled_margin_bytes is not None and traces <= self._traces_of(step.graphs)
+
+        return all(map(self._serves_sizes, indices)) and self.plans.newest(shows_it) is not None
+
+    def _traces_of(self, indices: tuple[int, ...]) -> set[object]:
+        return {graph.trace for graph in map(self._graph, indices) if isinstance(graph, CapturedGraph)}
 
     def _with_streamed(self, merged: MergedPrograms) -> MergedPrograms:
         """Return ``merged`` without gradients that leave the step as soon as each is computed, if they stream.

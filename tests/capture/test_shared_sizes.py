@@ -261,6 +261,23 @@ def test_the_seconds_of_ops_of_a_new_bucket_are_scaled_from_measured_steps_of_an
     lmswap.disable(model)
 
 
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
+def test_later_buckets_are_planned_with_the_margin_that_steps_of_another_have_shown_to_suffice(monkeypatch):
+    monkeypatch.setitem(budget._MARGIN, "cpu", budget._Margin(2**20))
+    batches = calls([24, 40, 31, *[96] * 5, 110])
+    model = enabled(made(), budget=(least_bytes(64) + least_bytes(112)) // 2 + 2**20)
+    assert same(trained(model, batches), trained(made(), batches))
+    session = _session(model)
+    first, second = (session.plans[graph.follows] for graph in session.graphs[-2:])
+    assert planned_sizes(model) == [(31,), (96,), (112,)]
+    assert first.moves
+    assert first.made_with.margin_bytes == second.made_with.margin_bytes == 64 * 2**10
+    assert first.room.spared_margin_bytes == 2**20 - 64 * 2**10
+    assert second.room.spared_margin_bytes == 0  # it is the plan of its first steps
+    lmswap.disable(model)
+
+
 class Cropped(nn.Module):
     """Convolutions down and up again, whose result would be cropped if a size was odd; running statistics."""
 

@@ -126,11 +126,11 @@ def test_planning_is_retried_without_least_recently_used_traces(monkeypatch):
     assert_same(plain, model, [6, 7, 8])
     make, refused = StepPlans.make, []
 
-    def refuse_once(plans, graphs, *others):
+    def refuse_once(plans, graphs, *others, **given):
         if not refused:
             refused.append(graphs)
             raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="op 0", live=(), policy="auto")
-        return make(plans, graphs, *others)
+        return make(plans, graphs, *others, **given)
 
     monkeypatch.setattr(StepPlans, "make", refuse_once)
     session.traces.nbytes = 2**20  # see above
@@ -147,11 +147,11 @@ def test_plans_for_other_sizes_are_made_while_those_of_their_trace_are_evicted(i
     assert_same(plain, model, [6, 7, 8, 40, 40, 40, 40])
     make, refused = StepPlans.make, []
 
-    def refuse_thrice(plans, graphs, *others):
+    def refuse_thrice(plans, graphs, *others, **given):
         if len(refused) < 3:
             refused.append(graphs)
             raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="op 0", live=(), policy="auto")
-        return make(plans, graphs, *others)
+        return make(plans, graphs, *others, **given)
 
     monkeypatch.setattr(StepPlans, "make", refuse_thrice)
     if is_outgrown:  # the largest sizes of the bucket: the others are planned next
