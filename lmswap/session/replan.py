@@ -175,6 +175,7 @@ class Replanner:
         arena, program, record = self._engine.arena, step.merged.program, run.record
         peak_bytes, history = run.ended.peaks.used_bytes, step.history.after_run(is_steady=run.is_steady)
         is_first, has_advanced = step.history.num_runs == 0, history.phase is not step.history.phase
+        have_others_run = run.ended.number < self._engine.recorder.num_steps  # and what is in use may have grown
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
         seen = StepObservation(history, peak_bytes, self._held_bytes(step, adds_up=step.adds_up))
@@ -199,9 +200,17 @@ class Replanner:
                 return self._calibrated(step, seen, run)
             case Phase.FINAL if has_advanced:
                 return self._settled(step, seen)
-            case Phase.FINAL if peak_bytes > usual_peak_bytes(step):
+            case Phase.FINAL if have_others_run or peak_bytes > usual_peak_bytes(step):
+                self._decommit_excess(step, run)
                 return replace(seen, in_use_bytes=self._in_use_bytes(step))
         return seen
+
+    def _decommit_excess(self, step: PlannedStep, run: StepRun) -> None:
+        """Decommit what steps of larger sizes have left for reuse, if ``step`` comes near to the budget with it."""
+        peaks = run.ended.peaks
+        if peaks.used_bytes > step.allowance.budget_bytes - step.slack_bytes:
+            kept_bytes = self._memory.used_tensor_bytes() + self._memory.reusable_bytes()
+            self._memory.decommit(max(0, kept_bytes - peaks.tensor_bytes))
 
     def _start_recording(
         self, step: PlannedStep, seen: StepObservation, run: StepRun, released: frozenset[int]

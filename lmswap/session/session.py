@@ -412,7 +412,12 @@ class Session:
             self.engine.begin_step()
         self.budget.begin_step(self.recorder.num_steps + 1)
         ended = self.recorder.ended
-        is_usual = ended is not None and self._order.recurs(ended) and self._replanner.shows_nothing(ended)
+        is_usual = (
+            ended is not None
+            and (graph is None or graph.index == ended.sequence[0][0])  # else more may be in use when one like it runs
+            and self._order.recurs(ended)
+            and self._replanner.shows_nothing(ended)
+        )
         if not is_usual and (followed := self._order.note_ended()):
             if followed.ran.history.phase is not Phase.FINAL:  # else it shows no seconds
                 followed = followed._replace(ran=self._as_it_ran(followed.ran))

@@ -1,14 +1,18 @@
 """Growth of memory outside of a model: each time counted, and planned for or reported as without room."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 import lmswap
+from lmswap.hardware import memory
 from tests.models import Case, tight_budget
-from tests.resident import memory_of_tensors
+from tests.resident import Resident, memory_of_tensors
 from tests.session.training import train
-from tests.training import same_bits
+from tests.training import same_bits, session_of
 
 MIB = 2**20
 
@@ -107,3 +111,46 @@ def test_growth_in_each_step_is_planned_for_in_advance(unplanned):
     notes = [note for note in reports[-1].plan_notes if note.startswith("replanned") and "are held" in note]
     assert 1 < len(notes) < 4
     assert reports[-1].measured_peak_bytes <= budget
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.ManyTraces")
+def test_growth_while_others_run_is_planned_for_before_the_next_step_of_a_size(unplanned, resident):
+    batch, budget = CASE.batch(), tight_budget(unplanned[1], 0.95)
+    torch.compiler.reset()
+    model = lmswap.enable(CASE.make(), budget, min_swap_bytes=4096)
+    for number in range(17):
+        model.zero_grad()
+        CASE.loss(model(batch[:2048] if 7 <= number < 16 else batch)).backward()
+        resident.other_bytes += 30 * MIB * (number == 12)
+        assert lmswap.report(model).measured_peak_bytes <= budget
+    assert "MiB more than before are in use between steps" in lmswap.report(model).plan_notes[-1]
+    lmswap.disable(model)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.ManyTraces")
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of the step that shows it
+def test_what_larger_steps_leave_for_reuse_is_released_where_it_exceeds_the_budget(unplanned, monkeypatch):
+    class Retained(Resident):
+        """Its peaks count what the heap retains, as those of a process do."""
+
+        def watch(self):
+            watch = super().watch()
+            value, restart = (partial(self.at_least, read) for read in (watch.value, watch.restart))
+            return SimpleNamespace(**{**vars(watch), "value": value, "restart": restart})
+
+        def at_least(self, read):
+            return max(self(), read())
+
+    batch, retained, budget, over = CASE.batch(), Retained(), tight_budget(unplanned[1], 1.2), []
+    monkeypatch.setattr(memory, "resident_bytes", retained)
+    monkeypatch.setattr(memory, "_RESIDENT", retained)
+    torch.compiler.reset()
+    model = lmswap.enable(CASE.make(), budget, min_swap_bytes=4096)
+    for number in range(18):
+        model.zero_grad()
+        CASE.loss(model(batch if number < 7 or number == 14 else batch[:2048])).backward()
+        over.append(lmswap.report(model).measured_peak_bytes > budget)
+        if number == 15:
+            retained.other_bytes += budget + 2 * MIB - session_of(model).memory.used_bytes()
+    assert over == [number == 16 for number in range(18)]
+    lmswap.disable(model)

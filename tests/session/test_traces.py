@@ -12,6 +12,7 @@ import lmswap
 from lmswap.api import _sessions
 from lmswap.capture.specialize import SizesOutgrown
 from lmswap.errors import CaptureError, PlanInfeasible
+from lmswap.runtime import _C
 from lmswap.session import compiled_graph, traces
 from lmswap.session.compiled_graph import CapturedGraph, Evicted
 from lmswap.session.plan_store import StepPlans
@@ -64,6 +65,23 @@ def test_what_a_trace_leaves_is_collected_once(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda *generation: collected.append(generation) or collect(*generation))
     model(torch.randn(3, 2, 8))
     assert collected == [()]
+
+
+@pytest.mark.cpu_only("on a GPU a trace takes none of the memory that a budget counts")
+def test_what_steps_leave_for_reuse_is_released_before_a_trace(monkeypatch):
+    model, batch = lmswap.enable(nn.Sequential(nn.Linear(64, 512), nn.Tanh()), "2GiB"), torch.randn(2**14, 64)
+    compiler, found = compiled_graph._region_compiler, []
+    model(batch).sum().backward()
+    assert _C.heap_reusable_bytes() > 2**24
+
+    def note(name):
+        found.append(_C.heap_reusable_bytes())
+        return compiler(name)
+
+    monkeypatch.setattr(compiled_graph, "_region_compiler", note)
+    model(batch[:64]).sum().backward()
+    assert found[0] < 2**22  # but for parts of huge pages
+    lmswap.disable(model)
 
 
 @pytest.fixture
