@@ -210,9 +210,14 @@ class BudgetTracker:
         uncounted, self._uncounted = self._uncounted, TrainedMemory()
         return uncounted.gradient_bytes + uncounted.optimizer_bytes
 
+    @property
+    def streams_gradients(self) -> bool:
+        """Whether gradients are non-resident between backwards."""
+        return self._trained.streams_gradients
+
     def absent_gradient_bytes(self, program: Program) -> int:
         """Return the bytes of gradients of ``program`` that will be on the device, and parameters do not have now."""
-        if self._trained.streams_gradients:
+        if self.streams_gradients:
             return 0
         return max(0, program.gradient_bytes - self._trained.gradient_bytes())
 

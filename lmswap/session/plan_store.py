@@ -19,7 +19,7 @@ from lmswap.ir.backward_parts import part_bytes
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.program import Program
 from lmswap.planner import import_search, is_search_imported, reprice, simulate
 from lmswap.planner.cache import CachedPlan, PlanCache
 from lmswap.planner.memory.pack_arena import common_arena_bytes
@@ -338,7 +338,7 @@ class StepPlans:
 
     def accumulated_bytes(self, step: PlannedStep) -> int:
         """Return what gradients hold outside of ``step`` if each is accumulated as it is computed."""
-        return part_bytes(step.merged.program.bytes_of(BufferKind.GRADIENT))
+        return part_bytes(step.merged.program.gradient_bytes)
 
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""

@@ -8,6 +8,7 @@ import pytest
 
 from lmswap.capture.merge_programs import MergedPrograms
 from lmswap.errors import TierError
+from lmswap.ir.backward_parts import part_bytes
 from lmswap.ir.fixed_memory import TrainedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind
@@ -302,9 +303,11 @@ def test_absent_gradients_hide_no_growth_where_gradients_add_up(monkeypatch):
     model = Model(monkeypatch, spare_bytes=2**30)
     accumulated = model.step.merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
     gradient_bytes = accumulated.gradient_bytes
-    allowance = model.step.allowance.with_held(gradient_bytes)
+    # Of the gradients that a part of a backward has completed, each is held until the part ends.
+    allowance = model.step.allowance.with_held(gradient_bytes + part_bytes(gradient_bytes))
     merged = replace(model.step.merged, program=accumulated)
     model.plans.store(replace(model.step, merged=merged, allowance=allowance))
+    model.budget.streams_gradients = False
     for absent_bytes in (gradient_bytes, 0, gradient_bytes):  # at the first of some batches, between, and again
         model.budget.absent_gradient_bytes = lambda _, absent_bytes=absent_bytes: absent_bytes
         model.budget.held = Held(20 * MIB + gradient_bytes - absent_bytes)
