@@ -42,18 +42,9 @@ class CallMonitor:
             self._handle = None
 
     def _check(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Warn of the models that ``optimizer``, which just took a step, has trained by what was not managed.
-
-        A step that calls that of its base class is seen twice, with the same gradients.
-        """
-        gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        first = next(gradients, None)
+        """Warn of the models that ``optimizer``, which just took a step, has trained by what was not managed."""
         for model, watched in list(self._watched.items()):
-            has_run, has_gradients = watched.has_run_since_step_of(optimizer), watched.has_other_gradients(first)
-            if has_run or not has_gradients:
-                continue
-            stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-            if any(id(parameter) in stepped for parameter in model.parameters()):
+            if not watched.has_run_since_step_of(optimizer) and watched.is_trained_by(optimizer, model):
                 self.discard(model)
                 warn(watched.sentence, NotManaged)
 
@@ -64,7 +55,8 @@ class _Watched:
         self._name, self._recorder = name, recorder
         self._at_enable = self._has_run()
         self._at_step: weakref.WeakKeyDictionary[torch.optim.Optimizer, Hashable] = weakref.WeakKeyDictionary()
-        self._gradient: tuple[weakref.ref[torch.Tensor], int] | None = None  # one of the last step, and its version
+        # By the `id` of a parameter, its gradient in a step before which nothing had run, and its version.
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def has_run_since_step_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a call or a backward has run since the last step of ``optimizer``; to be called once for each step.
@@ -73,12 +65,26 @@ class _Watched:
         """
         before, now = self._at_step.get(optimizer, self._at_enable), self._has_run()
         self._at_step[optimizer] = now
+        if now != before:
+            self._gradients.clear()
         return now != before
 
-    def has_other_gradients(self, first: torch.Tensor | None) -> bool:
-        """Whether ``first``, a gradient that an optimizer just used, is not that of the last such call, unchanged."""
-        before, self._gradient = self._gradient, None if first is None else (weakref.ref(first), version_of(first))
-        return before is None or first is None or before[0]() is not first or before[1] != version_of(first)
+    def is_trained_by(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+        """Whether ``model``, of which nothing has run since a step of ``optimizer``, has new gradients nevertheless.
+
+        A step that calls that of its base class, or runs in parts, is seen several times with the same gradients.
+        """
+        own = set(map(id, model.parameters()))
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        stepped = [p for p in given if p.grad is not None and id(p) in own]
+        if not self.num_calls:
+            return bool(stepped)
+        is_any_new = False
+        for parameter in stepped:
+            seen = weakref.ref(parameter.grad), version_of(parameter.grad)
+            before = self._gradients.setdefault(id(parameter), seen)
+            is_any_new |= before[0] is not seen[0] or before[1] != seen[1]  # == would compare the gradients
+        return is_any_new
 
     def _has_run(self) -> Hashable:
         trained, pending = self._recorder.trained, self._recorder.pending_sequence

@@ -30,9 +30,9 @@ import lmswap
 from lmswap import api
 from lmswap.errors import BudgetExceeded, OptionError, RankMissing
 from lmswap.hardware import measure
+from lmswap.ir import backward_parts
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.planner import calibrate, make_plan
-from lmswap.runtime import partial_backward
 from lmswap.session import planner
 from lmswap.session.plan_store import StepPlans
 from tests.processes import end, give_back_memory, start, take_gpu, take_violations
@@ -334,7 +334,7 @@ def run_cases(rank, world, folder, names, device):
     if device == "cuda":
         take_gpu(rank, world)
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
-    partial_backward._MIN_BYTES = 1  # gradients of these small models, too, are yielded one by one
+    backward_parts._MIN_BYTES = 1  # gradients of these small models, too, are yielded one by one
     for number, case in enumerate(CASES):
         if case.world != world or case.name not in names:
             continue

@@ -230,10 +230,9 @@ class BudgetTracker:
             return planned
         updates = self._trained.updated_in_chunks
         is_whole = updates is not None and not (streams or updates.streams_any or updates.limit_temporaries)
-        margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         return replace(
             planned.with_window(0 if is_whole else planned.window_bytes),
-            planned_margin_bytes=margin_bytes,
+            planned_margin_bytes=self.unmoved_margin_bytes(program),
             update_bytes=0 if is_whole else planned.update_bytes,
             is_unmoved=True,
         )
@@ -264,6 +263,10 @@ class BudgetTracker:
     def _reused_bytes(self) -> int:
         """Return what updates take of memory that the step has given back."""
         return self._window_bytes() if self._reuses_step else 0
+
+    def unmoved_margin_bytes(self, program: Program) -> int:
+        """Return the margin of first steps of ``program`` that move nothing, or are not the first of their trace."""
+        return _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
 
     def settled_margin_bytes(self, program: Program) -> int:
         """Return the margin of steps of ``program`` whose growth is known."""

@@ -113,7 +113,7 @@ class StepPlans:
     ) -> PlannedStep:
         """Activate a plan: the ``known`` one if it still fits, else a new one by its costs, or by ``costs``.
 
-        ``is_growth_known``: its first steps need no more of a margin than later ones.
+        ``is_growth_known``: its first steps need no more of a margin than those of steps that move nothing.
 
         Raises:
             PlanInfeasible: no plan fits the budget.
@@ -238,7 +238,7 @@ class StepPlans:
         self._memory.trim()  # timing the ops leaves pages for reuse, which do not stay in use
         allowance = self._budget.allowance(program)
         if is_growth_known:
-            allowance = replace(allowance, settled_margin_bytes=self._budget.settled_margin_bytes(program))
+            allowance = replace(allowance, settled_margin_bytes=self._budget.unmoved_margin_bytes(program))
         return self._budget.take_share(program, costs, allowance)
 
     def adopt(

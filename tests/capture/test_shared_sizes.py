@@ -262,7 +262,7 @@ def test_the_seconds_of_ops_of_a_new_bucket_are_scaled_from_measured_steps_of_an
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
-@pytest.mark.usefixtures("_small_margins")
+@pytest.mark.usefixtures("_small_margins", "unmoved_margin")
 def test_later_buckets_are_planned_with_the_margin_that_steps_of_another_have_shown_to_suffice(monkeypatch):
     monkeypatch.setitem(budget._MARGIN, "cpu", budget._Margin(2**20))
     batches = calls([24, 40, 31, *[96] * 5, 110])

@@ -403,9 +403,10 @@ def test_waits_after_the_last_step_are_not_counted():
 
 def test_an_error_in_the_block_is_raised_and_recording_ends():
     model = lmswap.enable(nn.Sequential(nn.Linear(16, 16)), budget="1GiB")
+    hooks = list(optimizer_module._global_optimizer_post_hooks)
     with pytest.raises(ZeroDivisionError), lmswap.profile("lmswap"):
         _train(model, 1)
         raise ZeroDivisionError
     assert [session.recorder.observers for session in api.sessions()] == [[]] * len(api.sessions())
-    assert not optimizer_module._global_optimizer_post_hooks
+    assert list(optimizer_module._global_optimizer_post_hooks) == hooks
     lmswap.disable(model)

@@ -7,7 +7,7 @@ from torch import nn
 
 import lmswap
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
-from lmswap.runtime import partial_backward
+from lmswap.ir import backward_parts
 
 pytestmark = pytest.mark.cpu_only("who adds gradients, and in which order, is autograd's, on the host")
 
@@ -87,7 +87,7 @@ def how_gradients_come(request, tmp_path, monkeypatch):
     if request.param == "at the end":
         yield
         return
-    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 1)
+    monkeypatch.setattr(backward_parts, "_MIN_BYTES", 1)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

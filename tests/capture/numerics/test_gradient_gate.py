@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch import nn
 
 import lmswap
-from lmswap.runtime import partial_backward
+from lmswap.ir import backward_parts
 from tests.training import same_bits
 
 events = []
@@ -47,8 +47,8 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _together(tmp_path, monkeypatch):
-    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 1)
-    monkeypatch.setattr(partial_backward, "_MAX_PARTS", 100)
+    monkeypatch.setattr(backward_parts, "_MIN_BYTES", 1)
+    monkeypatch.setattr(backward_parts, "_MAX_PARTS", 100)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     events.clear()
     yield
@@ -116,7 +116,7 @@ def test_inductors_backward_in_parts_has_the_bits_of_the_whole(policy, monkeypat
         return gradients(model), moved_bytes
 
     in_parts, moved_bytes = trained()
-    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 2**40)
+    monkeypatch.setattr(backward_parts, "_MIN_BYTES", 2**40)
     assert same_bits(in_parts, trained()[0])
     assert policy != "swap_all" or moved_bytes > 0
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
-from lmswap.runtime import partial_backward
+from lmswap.ir import backward_parts
 from tests.models import ResidualBlock
 
 pytestmark = pytest.mark.cpu_only("the order is read off a trace, which knows no device")
@@ -67,7 +67,7 @@ def arrivals(make, inputs, *, is_enabled):
 
 @pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["by and by", "at once"])
 def _by_and_by(request, monkeypatch):
-    monkeypatch.setattr(partial_backward, "_MIN_BYTES", 1 if request.param else 2**40)
+    monkeypatch.setattr(backward_parts, "_MIN_BYTES", 1 if request.param else 2**40)
 
 
 @pytest.mark.usefixtures("_processes", "_by_and_by")
