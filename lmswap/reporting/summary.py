@@ -227,12 +227,13 @@ def _budget(step: StepFigures) -> str:
     if step.host_budget_bytes is not None:
         planned = f"the plan uses {format_bytes(step.tier_planned_bytes or 0)} of the {step.tier} tier"
         text += f"\nHost budget {format_bytes(step.host_budget_bytes)}: {planned}."
-    if step.measured_peak_bytes is not None:
-        text += f"\nThe measured peak is {_against_budget(step, step.measured_peak_bytes)}."
+    measured = None if step.measured_peak_bytes is None else _against_budget(step, step.measured_peak_bytes)
+    if measured is not None:
+        text += f"\nThe measured peak is {measured}."
     if step.highest_peak_bytes is not None and step.highest_peak_bytes > (step.measured_peak_bytes or 0):
         highest = f"{format_bytes(step.highest_peak_bytes)}, in step {step.highest_peak_step}"
         of_budget = _against_budget(step, step.highest_peak_bytes)
-        if not text.endswith(f" is {of_budget}."):
+        if of_budget != measured:
             text += f"\nThe highest peak so far was {highest}: {of_budget}."
     return text
 

@@ -462,12 +462,12 @@ class _PlannedGraph(aot.GraphHandler):
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
-        timed = self._timed(compile_boxed, segment)
+        timed = self._timed(compile_boxed, segment) or function
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script, running = self._session.engine.arena, self._scripts.get(phase), self.running(phase)
 
         def run(arguments: list[Any]) -> Any:
-            code = timed if timed is not None and recorder.times_ops else function
+            code = timed if recorder.times_ops else function
             with placing(arena, script) as allocating, running, allocating():
                 values = code(arguments)
             handover.after_forward(values, positions)
@@ -479,13 +479,13 @@ class _PlannedGraph(aot.GraphHandler):
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
         parts, segment, recorder = compile_parts(module), self._segments["backward"], self._session.recorder
-        timed = self._timed(compile_parts, segment)
+        timed = self._timed(compile_parts, segment) or parts
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
         gradients, names = self._session.gradients, self._gradients_by_part(segment)
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
-            code = timed if timed is not None and recorder.times_ops else parts
+            code = timed if recorder.times_ops else parts
             handover.before_backward(arguments, positions)
             adds_up = self._adds_up and self._session.retention.have_gradients()
             # A context of its own: an interrupted run's may be left only after the next one has begun.
