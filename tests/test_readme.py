@@ -186,7 +186,7 @@ def is_benchmark(command: str) -> bool:
 def run_here() -> list[Any]:
     """The commands of lmswap; two measure the whole machine, others differ from one that is quick in an argument."""
     plan = "lmswap plan program.json --budget"
-    slow = {f"{plan} {how}" for how in ("2GiB", "40% --effort 4 --json")}
+    slow = {f"{plan} {how}" for how in ("2GiB", "40% --json")}
     slow |= {"lmswap doctor", "lmswap links", "lmswap diff one.json one.json", "lmswap verify train.py"}
     slow.add("lmswap profile --steps 5:10 -- python train.py")
     here = [command for command in commands() if command.startswith("lmswap")]

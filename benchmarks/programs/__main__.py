@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
     stored = read_outcomes(options.results)
     rows = []
     with console.status("planning …") as status:
-        for outcome in replay(options.programs, options.machines, options.budgets, options.policies, options.effort):
+        for outcome in replay(options.programs, options.machines, options.budgets, options.policies):
             status.update(f"planned {outcome.case}")
             rows.append((outcome, change(stored.get(outcome.case), outcome)))
     console.print(make_table(rows))
@@ -76,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--machines", nargs="+", choices=machine_names(), default=machine_names(), metavar="NAME")
     parser.add_argument("--budgets", nargs="+", type=int, default=BUDGET_PERCENTS, metavar="PERCENT")
     parser.add_argument("--policies", nargs="+", choices=(*POLICIES, *BASELINES), default=["auto"], metavar="POLICY")
-    parser.add_argument("--effort", type=int, default=1, metavar="N", help="search N times as long; policy auto only")
     parser.add_argument("--quick", action="store_true", help="a subset that takes less than half a minute")
     parser.add_argument("--results", type=Path, default=STORED, help="what to compare with")
     parser.add_argument("--store", action="store_true", help="let the results be what later runs are compared with")

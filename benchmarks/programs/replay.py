@@ -64,7 +64,6 @@ def replay(
     machines: Sequence[str],
     budget_percents: Sequence[int],
     policies: Sequence[str],
-    effort: int = 1,
 ) -> Iterator[Outcome]:
     """Plan every program for every machine of its number type, at every budget, with every policy or baseline.
 
@@ -74,7 +73,6 @@ def replay(
         budget_percents: budgets as percentages of a program's unplanned peak; programs of many ops have one of their
             own.
         policies: names of policies and of baselines.
-        effort: how many times as long as usual policy auto searches; 1 for other policies.
 
     Yields:
         The outcome of each case; a refused plan is one, too.
@@ -88,10 +86,10 @@ def replay(
             machine = load_machine(machine_name)
             for percent in percents:
                 for policy in policies:
-                    yield plan_case(Case(program_name, machine_name, percent, policy), program, machine, effort)
+                    yield plan_case(Case(program_name, machine_name, percent, policy), program, machine)
 
 
-def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -> Outcome:
+def plan_case(case: Case, program: Program, machine: Machine) -> Outcome:
     """Plan one case of ``program`` on ``machine``; see `replay`."""
     costs = roofline(program, machine)
     budget_bytes = StepMemory(program, costs).peak.nbytes * case.budget_percent // 100
@@ -100,8 +98,6 @@ def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -
         "tier": machine.tiers[0].name,
         "min_swap_bytes": MIN_SWAP_BYTES,
     }
-    if effort != 1:
-        limits["effort"] = effort
     started = time.perf_counter()
     try:
         make = plan_baseline if case.policy in BASELINES else make_plan

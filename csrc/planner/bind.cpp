@@ -85,9 +85,11 @@ NB_MODULE(_core, module) {
   module.def(
       "search",
       [](const Step& step, const Link& link, const Limits& limits, int max_evaluations, double target_seconds,
-         unsigned seed) { return Search(step, link, limits, seed).run(max_evaluations, target_seconds); },
+         Bytes tolerated_excess_bytes, unsigned seed) {
+        return Search(step, link, limits, seed).run(max_evaluations, target_seconds, tolerated_excess_bytes);
+      },
       nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "max_evaluations"_a,
-      "target_seconds"_a, "seed"_a);
+      "target_seconds"_a, "tolerated_excess_bytes"_a = 0, "seed"_a);
   module.def("predict", &predict, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "plan"_a);
   module.def(
       "pack",

@@ -127,7 +127,9 @@ void Search::exclude_small() {
 }
 
 bool Search::is_done() const {
-  return evaluations_ >= max_evaluations_ || (best_.score.excess_bytes == 0 && best_.score.seconds <= target_seconds_);
+  const auto& [excess_bytes, seconds] = best_.score;
+  return evaluations_ >= max_evaluations_ ||
+         (excess_bytes == 0 ? seconds <= target_seconds_ : excess_bytes <= tolerated_excess_bytes_);
 }
 
 Search::Score Search::evaluate(const std::vector<Action>& actions, double max_seconds) {
@@ -165,9 +167,10 @@ Outcome Search::schedule_copies(double max_seconds) {
   return outcome.min_seconds > max_seconds ? too_slow(outcome.min_seconds) : outcome;
 }
 
-SearchResult Search::run(int max_evaluations, double target_seconds) {
+SearchResult Search::run(int max_evaluations, double target_seconds, Bytes tolerated_excess_bytes) {
   max_evaluations_ = max_evaluations;
   target_seconds_ = target_seconds;
+  tolerated_excess_bytes_ = tolerated_excess_bytes;
   start();
   // A plan for less memory fits here as well: so more memory seldom makes a plan worse.
   for (const double share : {0.96, 0.9}) {

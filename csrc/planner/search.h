@@ -40,8 +40,9 @@ class Search {
   // Deterministic for equal seeds.
   Search(const Step& step, const Link& link, const Limits& limits, unsigned seed);
 
-  // Stops after `max_evaluations`, or when the step takes at most `target_seconds`.
-  SearchResult run(int max_evaluations, double target_seconds);
+  // Stops after `max_evaluations`, or when the step takes at most `target_seconds`, or exceeds the budget by at most
+  // `tolerated_excess_bytes`: enough to refuse it.
+  SearchResult run(int max_evaluations, double target_seconds, Bytes tolerated_excess_bytes = 0);
 
  private:
   struct Score {
@@ -110,6 +111,7 @@ class Search {
   int evaluations_ = 0, max_evaluations_ = 0;
   bool is_cyclic_ = false;  // gaps over the step's end can be swapped: the last action is theirs
   double target_seconds_ = 0;
+  Bytes tolerated_excess_bytes_ = 0;
   std::vector<double> op_starts_;     // without copies or recomputes; the last is the step's end
   double compute_seconds_ = 0;        // of the step when nothing is evicted
   double copy_seconds_per_byte_ = 0;  // out and in

@@ -55,9 +55,6 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--policy", default="auto", help=f"one of {', '.join(POLICIES)}; default: auto, the fastest that fits"
     )
-    parser.add_argument(
-        "--effort", type=int, default=1, metavar="N", help="search N times as long as usual; for policy auto"
-    )
     parser.add_argument("--tier", choices=("host", "disk", "compressed", "peer"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
     for moved in ("--ranks", "--network"):  # to benchmarks.distributed, which `run` names for one release
@@ -85,8 +82,6 @@ def run(options: argparse.Namespace) -> int:
     if (options.program is None) == (options.model is None):
         raise OptionError("plan takes either a program file or --model")
     limits: dict[str, Any] = {"tier": options.tier or machine.tiers[0].name, "min_swap_bytes": min_swap_bytes}
-    if options.effort != 1:
-        limits["effort"] = options.effort
     model = TracedModel(options, machine) if options.model else None
     fits = _plan_all(options, machine, model, limits)
     if model and options.save:

@@ -72,8 +72,17 @@ class Limits:
     ) -> None: ...
 
 def search(
-    step: Step, link: Link, limits: Limits, *, max_evaluations: int, target_seconds: float, seed: int
-) -> SearchResult: ...
+    step: Step,
+    link: Link,
+    limits: Limits,
+    *,
+    max_evaluations: int,
+    target_seconds: float,
+    tolerated_excess_bytes: int = 0,
+    seed: int,
+) -> SearchResult:
+    """Search until the step takes ``target_seconds``, or exceeds its budget by no more than the tolerated excess."""
+
 def predict(step: Step, link: Link, plan: SearchResult) -> float:
     """Seconds of the step under the plan, as `lmswap.planner.simulate` predicts them."""
 

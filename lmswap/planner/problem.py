@@ -24,6 +24,9 @@ from lmswap.planner.simulate import simulate_swaps
 # step time when the link was 10 % slower; slack costs only memory that is free anyway.
 PLANNED_LINK_SHARE = 0.9
 
+# A refusal names a budget that is at most this share above the least, if the proven lower bound shows that it is.
+_CLOSE_TO_LEAST = 0.01
+
 
 @dataclass
 class Known:
@@ -80,6 +83,11 @@ class Problem:
     def is_proven_infeasible(self) -> bool:
         """Whether it is proved that no plan fits."""
         return self.budget_bytes < self.min_budget[0]
+
+    @property
+    def close_to_least_bytes(self) -> int:
+        """A budget that is close to the least: with none that fits could it be lower by more than `_CLOSE_TO_LEAST`."""
+        return int((1 + _CLOSE_TO_LEAST) * self.min_budget[0])
 
     def is_forward_to_backward(self, gap: Gap) -> bool:
         """Whether a gap leads from a forward segment to a backward one."""

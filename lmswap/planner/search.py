@@ -173,25 +173,31 @@ def find(
     may_swap: bool = True,
     may_recompute: bool = True,
     seed: int = 1,
-    effort: int = 1,
 ) -> Found:
-    """The best plan that the search with ``seed`` finds, in ``effort`` times its usual number of tries.
+    """The best plan that the search with ``seed`` finds.
 
     Raises:
         PlanInfeasible: no plan was found that fits the budget; carries the smallest budget that fits, or, without
             ``problem.find_min_budget``, the next one to try.
     """
     link = _make_link(problem, problem.link_share)
-    small = frozenset[int]() if problem.is_proven_infeasible else _small_buffers(problem)
-    # A buffer that lives to the end of the step may exist twice when its op is recomputed.
-    step, small_bytes = _step_of(problem, small), 2 * sum(map(problem.nbytes, small))
-    evaluations = effort * _max_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
+    small = frozenset[int]() if problem.is_proven_infeasible else _small_buffers(problem, problem.budget_bytes)
+    step, small_bytes = _step_of(problem, small), _counted_bytes(problem, small)
+    evaluations = _max_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
 
     def search(budget_bytes: int, target_seconds: float) -> _core.SearchResult:
         limits = _limits(
             problem, may_swap=may_swap, may_recompute=may_recompute, budget_bytes=budget_bytes - small_bytes
         )
-        return _core.search(step, link, limits, max_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
+        return _core.search(
+            step,
+            link,
+            limits,
+            max_evaluations=evaluations,
+            target_seconds=target_seconds,
+            tolerated_excess_bytes=max(0, problem.close_to_least_bytes - budget_bytes),
+            seed=seed,
+        )
 
     if problem.is_proven_infeasible:  # a search would run to its end: start at the proved lower bound
         needed_bytes, worst_op = problem.min_budget
@@ -206,15 +212,22 @@ def find(
     # Any plan shows that a budget suffices.
     while problem.find_min_budget and not (found := search(needed_bytes, inf)).fits:
         needed_bytes, worst_op = needed_bytes + found.excess_bytes, found.worst_op
+    # What a search within that budget leaves out counts for more than it takes.
+    needed_bytes += _counted_bytes(problem, _small_buffers(problem, needed_bytes)) - small_bytes
     raise _infeasible(problem, policy, needed_bytes, worst_op)
 
 
-def _small_buffers(problem: Problem) -> frozenset[int]:
-    """The smallest buffers of the step, as many as hold `_SMALL` of the budget together."""
+def _small_buffers(problem: Problem, budget_bytes: int) -> frozenset[int]:
+    """The smallest buffers of the step, as many as hold `_SMALL` of ``budget_bytes`` together."""
     own = [buffer for buffer in problem.memory.program.buffers if not buffer.is_resident]
     own.sort(key=lambda buffer: (buffer.nbytes, buffer.id))
     held = accumulate(buffer.nbytes for buffer in own)
-    return frozenset(b.id for b, total in zip(own, held, strict=True) if total <= _SMALL * problem.budget_bytes)
+    return frozenset(b.id for b, total in zip(own, held, strict=True) if total <= _SMALL * budget_bytes)
+
+
+def _counted_bytes(problem: Problem, small: frozenset[int]) -> int:
+    """What a search counts for buffers left out: one that lives to the end of the step may exist twice."""
+    return 2 * sum(map(problem.nbytes, small))
 
 
 def _max_evaluations(num_ops: int) -> int:

@@ -131,17 +131,6 @@ class UnusedMemory(Trigger):
 
 
 @dataclass(frozen=True)
-class SlowPlan(Trigger):
-    """By measured costs the plan may be slower than the best by a share of its time."""
-
-    excess: float
-    is_timed: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return f"the plan was {self.excess:.1%} above the best possible, and a longer search found a faster one"
-
-
-@dataclass(frozen=True)
 class UnusedMargin(Trigger):
     """Growth is known, and needs less than the margin."""
 

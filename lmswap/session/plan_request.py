@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,10 +26,8 @@ class PlanRequest:
     allowance: Allowance
     retention: Retention  # what the caller is assumed to hold outside of an arena
     policy: str
-    effort: int = 1  # of "auto": it searches this many times as long
     ahead_bytes: int = 0  # to leave free in addition, for growth to come, if a plan can
     priced: Plan | None = None  # a plan by the same costs and machine: its certificate holds for the same budget
-    max_seconds: float = math.inf  # a plan that takes longer is of no use
 
     @property
     def costs_with_streams(self) -> OpCosts:

@@ -216,9 +216,9 @@ class StepPlans:
         lean = self._planner.losses.without_assumed(costs, program, graphs)
         try:
             return self.search(request)
-        except PlanInfeasible:
-            if lean == costs:
-                raise
+        except PlanInfeasible as error:
+            if lean == costs or error.needed_bytes - error.budget_bytes > loss_bytes(costs, program):
+                raise  # a search takes seconds
         found = self.search(replace(request, costs=lean))
         assumed = format_bytes(loss_bytes(costs, program))
         self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")

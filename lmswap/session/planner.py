@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from lmswap.capture.caller_memory import LossMeter, without_losses
 from lmswap.errors import PlanInfeasible, TierError
@@ -65,12 +64,11 @@ class Planner:
             request.allowance,
         )
         limits, priced = self._options.swap_limits, request.priced
-        parameters: dict[str, Any] = {"effort": request.effort} if request.policy == "auto" else {}
 
         def plan_within(max_bytes: int) -> Plan:
             if max_bytes not in plans:
                 certificate = priced.certificate if priced and priced.budget_bytes == max_bytes else None
-                given = {"budget_bytes": max_bytes, "certificate": certificate, **limits, **parameters}
+                given = {"budget_bytes": max_bytes, "certificate": certificate, **limits}
                 try:
                     plans[max_bytes] = make_plan(request.policy, program, costs, machine, fetches_weights=True, **given)
                 except (PlanInfeasible, TierError) as error:

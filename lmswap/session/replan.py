@@ -97,13 +97,12 @@ class Replanner:
         return run if run is not None and self._plans.get(run.graphs) is not None else None  # it may be evicted
 
     @collection_paused()
-    def apply(self, run: StepRun, released: Callable[[], frozenset[int]], *, effort: int) -> bool:
+    def apply(self, run: StepRun, released: Callable[[], frozenset[int]]) -> bool:
         """Count what ``run`` has shown, and replan its step if that is a cause, before one like it runs.
 
         Args:
             run: of the step.
             released: returns, once, the outputs and tangents that the caller did not hold.
-            effort: of a search.
 
         Returns:
             True if its graphs have to be compiled for another plan.
@@ -120,11 +119,11 @@ class Replanner:
             self._memory.trim()  # the highest peak of its gradients is more than they will need
         self._plans.store(step)
         policy, is_fixed = self._options.policy, self._options.plan is not None
-        found = triggers(before, step, seen, policy=policy, is_fixed=is_fixed, effort=effort)
+        found = triggers(before, step, seen, policy=policy, is_fixed=is_fixed)
         is_calibrated = before.history.phase is Phase.CALIBRATED is not step.history.phase
         may_follow = is_calibrated and all(isinstance(trigger, UnusedMargin) for trigger in found)
         if not (may_follow and self._follow_other_rank(step)) and found:
-            self._replan(step, found, is_priced=is_priced, effort=effort)
+            self._replan(step, found, is_priced=is_priced)
         if (excess := next((each for each in found if isinstance(each, CompressedExcess)), None)) is not None:
             self._settle_compression(step, excess)
         return not self._plans[run.graphs].runs_as(before)
@@ -291,7 +290,7 @@ class Replanner:
         self._plans.remember(step.merged.program, priced)
         return priced
 
-    def _replan(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool, effort: int) -> None:
+    def _replan(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
         """Answer the triggers ``found`` for ``step``: by a cached plan, or by one search. Add a note."""
         program = step.merged.program
         if self._options.plan is not None:
@@ -305,11 +304,11 @@ class Replanner:
             # This rank keeps its plan, and follows the new one from the next step on.
             found = [trigger for trigger in found if not trigger.is_timed]
         if found:
-            self._search(step, found, is_priced=is_priced, effort=effort)
+            self._search(step, found, is_priced=is_priced)
         if any(trigger.is_timed for trigger in found):
             self._plans.publish_replan(program, self._plans[step.graphs])
 
-    def _search(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool, effort: int) -> None:
+    def _search(self, step: PlannedStep, found: Sequence[Trigger], *, is_priced: bool) -> None:
         """Search a plan that answers the triggers ``found`` for ``step``, and activate it. Add a note."""
         program, why = step.merged.program, _reason(found)
         growth = [trigger for trigger in found if isinstance(trigger, (HeldGrowth, InUseGrowth))]
@@ -317,7 +316,7 @@ class Replanner:
             self._notes.append(f"the plan stays as it was {self._after_step()}: {why}, and no plan takes less")
             return
         request = self._plans.request(program, step.costs, step.machine, step.allowance)
-        request = merged(step, found, request, is_priced=is_priced, effort=effort)
+        request = merged(step, found, request, is_priced=is_priced)
         outgrown_bytes = step.history.outgrown_bytes + sum(trigger.nbytes for trigger in growth)
         step = replace(step, history=replace(step.history, outgrown_bytes=outgrown_bytes))
         if growth:
@@ -329,8 +328,7 @@ class Replanner:
         except (PlanInfeasible, TierError) as error:
             self._answer_refusal(step, request, error, why)
             return
-        is_of_use = planned.plan.predicted_seconds <= met.max_seconds
-        is_active = is_of_use and self._activate(step, planned, why, met=met)
+        is_active = self._activate(step, planned, why, met=met)
         if is_active and all(trigger.recurs for trigger in found):
             self._plans.remember(program, planned)
 

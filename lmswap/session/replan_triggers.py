@@ -6,7 +6,6 @@ boundary the one request that answers them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,6 @@ from lmswap.reporting.replan_reasons import (
     LossExcess,
     MisplacedTensor,
     PredictionOff,
-    SlowPlan,
     Trigger,
     UnusedMargin,
     UnusedMemory,
@@ -33,12 +31,8 @@ from lmswap.reporting.replan_reasons import (
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.plan_request import PlanRequest, with_streams
-from lmswap.session.planned_step import FROM_CACHE, History, Phase, PlannedStep
+from lmswap.session.planned_step import History, Phase, PlannedStep
 
-# After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
-# that by measured costs may be slower than the best by more than this share. A smaller gain is ignored.
-SECOND_EFFORT = 4
-_WORTH_SEARCHING = 0.01
 # Memory that becomes available once growth is known causes replanning if it exceeds this share of the budget.
 _WORTH_USING = 0.04
 
@@ -99,7 +93,7 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
 
 
 def triggers(
-    before: PlannedStep, step: PlannedStep, seen: StepObservation, *, policy: str, is_fixed: bool, effort: int
+    before: PlannedStep, step: PlannedStep, seen: StepObservation, *, policy: str, is_fixed: bool
 ) -> tuple[Trigger, ...]:
     """Return the reasons to replan a step, in the order in which they are reported.
 
@@ -109,14 +103,12 @@ def triggers(
         seen: what its run has shown.
         policy: of the model.
         is_fixed: whether the plans are those of a file, which no gain can replace.
-        effort: of a search that answers them. The plan was searched with an effort of 1.
     """
     found = (*_of_memory(before, step, seen), *_of_tier(before, seen))
     if before.history.phase is step.history.phase:
         return found
     if step.history.phase is Phase.CALIBRATED and seen.calibration is not None:
-        found += tuple(_of_calibration(step, seen.calibration, seen, has_grown=bool(found)))
-        return found or (tuple(_of_slowness(step, policy)) if effort > 1 else ())
+        return (*found, *_of_calibration(step, seen.calibration, seen, has_grown=bool(found)))
     if step.history.phase is Phase.FINAL:
         if step.is_outgrown and not found:
             return (WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes),)
@@ -125,22 +117,17 @@ def triggers(
     return found
 
 
-def merged(
-    step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *, is_priced: bool, effort: int
-) -> PlanRequest:
+def merged(step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *, is_priced: bool) -> PlanRequest:
     """Return ``request`` for ``step`` so that its plan answers all triggers ``found``.
 
     From the second growth on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
     ``is_priced``: the step's plan is priced by the costs and machine of the step.
     """
     grows = any(isinstance(trigger, (HeldGrowth, InUseGrowth)) for trigger in found)
-    is_gain = all(isinstance(trigger, SlowPlan) for trigger in found)
     return replace(
         request,
-        effort=effort,
         ahead_bytes=2 * step.history.outgrown_bytes if grows else 0,
         priced=step.plan if is_priced else None,
-        max_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds if is_gain else math.inf,
     )
 
 
@@ -223,15 +210,6 @@ def _of_calibration(
         yield WarmUpGrowth(step.allowance.grown_bytes, step.allowance.fragmented_bytes)
     if step.moves and spared_bytes + results_bytes > GROWTH_BYTES:
         yield UnusedMemory(spared_bytes, results_bytes)
-
-
-def _of_slowness(step: PlannedStep, policy: str) -> Iterator[Trigger]:
-    is_certain = step.is_overdrawn or not step.backwards or step.origin == FROM_CACHE
-    if policy != "auto" or is_certain or step.plan.certificate is None:
-        return
-    excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
-    if excess > _WORTH_SEARCHING:
-        yield SlowPlan(excess)
 
 
 def _of_margin(step: PlannedStep) -> Iterator[Trigger]:

@@ -87,7 +87,6 @@ from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
-from lmswap.session.replan_triggers import SECOND_EFFORT
 from lmswap.session.retention import RetentionEstimate
 from lmswap.session.state_split import best_split, largest_split, trained_bytes, update_seconds
 from lmswap.session.step_sequence import RunOrder, StepOrder
@@ -437,9 +436,7 @@ class Session:
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
         if run:
-            # A plan of sizes that vary serves a part of the steps only, and others will be searched, too.
-            effort = 1 if any(map(self._serves_sizes, run.graphs)) else SECOND_EFFORT
-            if self._replanner.apply(run, lambda: self._released(run.graphs), effort=effort):
+            if self._replanner.apply(run, lambda: self._released(run.graphs)):
                 self._compile(run.graphs)
             if self.recorder.times_ops:
                 self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)

@@ -226,8 +226,6 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
     ("change", "sentence"),
     [
         (["--budget", "much"], "budget 'much' is not a byte count"),
-        (["--budget", "8MiB", "--effort", "0"], "effort must be at least 1, the usual search, not 0"),
-        (["--budget", "8MiB", "--effort", "2", "--policy", "swap"], "policy 'swap' has no parameter 'effort'"),
         (["--budget", "-1GiB"], "budget must be more than 0 bytes, got '-1GiB'"),
         (["--budget", "0%"], "budget '0%' is not a share of the unplanned peak"),
         (["--budget", "most%"], "budget 'most%' is not a share of the unplanned peak"),
@@ -258,7 +256,7 @@ def test_a_file_that_holds_no_program_is_named(capsys):
 def test_the_help_of_plan_names_every_policy(capsys):
     with pytest.raises(SystemExit):
         entry.main(["plan", "--help"])
-    reported = capsys.readouterr().out.partition("  --policy")[2].partition("  --effort")[0]
+    reported = capsys.readouterr().out.partition("  --policy")[2].partition("  --tier")[0]
     assert set(POLICIES) <= set(re.findall(r"\w+", reported))
 
 

@@ -23,8 +23,9 @@ from lmswap.ir.machine import Host
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
-from lmswap.planner import POLICIES, make_plan, portfolio, reprice, search, simulate, verify
+from lmswap.planner import POLICIES, _core, make_plan, portfolio, reprice, search, simulate, verify
 from lmswap.planner.bound.certify import budget_lower_bound
+from lmswap.planner.problem import Problem
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.models import quick_of
@@ -609,6 +610,27 @@ def test_a_removed_policy_is_refused_with_what_to_use_instead(policy):
     for refuse in (partial(plan_of, policy, CHAIN, 8), partial(Options.parse, policy=policy)):
         with pytest.raises(OptionError, match=f"policy '{policy}' has been removed; use 'auto', or 'recompute'"):
             refuse()
+
+
+def test_a_refusal_takes_a_short_search_and_names_a_budget_near_the_least_that_serves_at_once(monkeypatch):
+    program, machine = load_program("unet3d_96"), load_machine("v100_gen3")
+    memory, tier, num_evaluations = StepMemory(program, roofline(program, machine)), machine.tiers[0], []
+    least = budget_lower_bound(memory, tier.link.while_busy, 2**20)
+    problem = Problem(memory, machine, tier, 200_000_000, 2**20, min_budget=least)
+
+    def count(*args, **kwargs):
+        found = _core.search(*args, **kwargs)
+        num_evaluations.append(found.evaluations)
+        return found
+
+    monkeypatch.setattr(search, "_core", SimpleNamespace(**{**vars(_core), "search": count}))
+    with pytest.raises(PlanInfeasible) as refusal:
+        search.find(problem, policy="auto")
+    assert sum(num_evaluations) < search._max_evaluations(len(program.ops)) / 10
+    assert least[0] < refusal.value.needed_bytes <= 1.011 * least[0]
+    num_evaluations.clear()
+    search.find(replace(problem, budget_bytes=refusal.value.needed_bytes, target_seconds=inf), policy="auto").plan()
+    assert len(num_evaluations) == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from lmswap.reporting.replan_reasons import (
     LossExcess,
     MisplacedTensor,
     PredictionOff,
-    SlowPlan,
     Trigger,
     UnusedMargin,
     UnusedMemory,
@@ -32,7 +31,6 @@ SENTENCES = [
     (UnusedMemory(5 * MIB, 0), "the loss and the optimizer need 5.00 MiB less than was reserved for them"),
     (UnusedMemory(0, 4 * MIB), "gradients of the last step are not held for as long as they might be, which leaves 4"),
     (UnusedMemory(5 * MIB, 4 * MIB), "reserved for them; gradients of the last step"),
-    (SlowPlan(0.123), "12.3% above the best possible"),
     (UnusedMargin(6 * MIB), "the margin can be smaller by 6.00 MiB"),
 ]
 

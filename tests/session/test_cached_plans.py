@@ -178,9 +178,9 @@ def test_planning_between_steps_takes_free_heap_memory_only_as_needed(monkeypatc
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
     counted, apply = [], replan.Replanner.apply
 
-    def count(replanner, run, released, *, effort):
+    def count(replanner, run, released):
         before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
-        is_another = apply(replanner, run, released, effort=effort)
+        is_another = apply(replanner, run, released)
         if replanner._plans[run.graphs].history.phase is not Phase.CALIBRATED:
             return is_another
         after = _C.heap_stats()
@@ -384,10 +384,6 @@ def test_a_budget_of_auto_is_reported_in_bytes():
     assert note.endswith("less 10% for others")
 
 
-def hasty_auto(problem, *, effort=1):
-    return replace(plan_swap_all(problem), policy="auto") if effort == 1 else plan_auto(problem, effort=effort)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"compiler": "eager"}, {"policy": "recompute"}], ids=str)
 def test_measured_and_predicted_times_are_compared_op_by_op(options, monkeypatch):
@@ -409,34 +405,28 @@ def test_measured_and_predicted_times_are_compared_op_by_op(options, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.cpu_only("its budget leaves a MiB, and a GPU's allocator reserves by 20")
-def test_a_plan_not_proven_optimal_is_searched_again_after_the_first_steps(monkeypatch):
-    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
+def test_a_plan_is_replaced_by_one_for_measured_costs_within_the_same_bound(monkeypatch):
+    monkeypatch.setattr(replan_triggers, "_WORTH_USING", 10.0)
     expected, unplanned = train(LARGE, policy="none", num_steps=6)
-    # Over so slow a link a plan that swaps all is far from the best.
     tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
-    monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
-    monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
-    monkeypatch.setattr(replan_triggers, "_WORTH_USING", 10.0)
-    assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].plan_notes)
-    monkeypatch.undo()
-    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(replan_triggers, "_WORTH_USING", 10.0)
-    monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
-    for path in plan_files():
-        path.unlink()
-    learnt, asked, bounded = [], [], []
+    monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
+    monkeypatch.setitem(_POLICIES, "auto", lambda problem: replace(plan_swap_all(problem), policy="auto"))
+    calibrated, searched, bounded = [], [], []
+
+    def calibrate_once(*args, **kwargs):
+        calibrated.append(calibrate.calibrate(*args, **kwargs))
+        monkeypatch.setitem(_POLICIES, "auto", plan_auto)
+        return calibrated[-1]
+
     monkeypatch.setattr("lmswap.planner.certify", lambda *a, **k: bounded.append(a[0].costs) or certify(*a, **k))
-    monkeypatch.setattr(replan, "calibrate", lambda *a, **k: learnt.append(calibrate.calibrate(*a, **k)) or learnt[-1])
-    monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
+    monkeypatch.setattr(replan, "calibrate", calibrate_once)
+    monkeypatch.setattr(planner, "make_plan", lambda *a, **k: searched.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)
-    assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]
-    assert bounded.count(learnt[-1].costs) == 1  # what was measured is new; the search goes on by the same bound
+    assert searched[-1][2:] == (calibrated[-1].costs, calibrated[-1].machine) != searched[0][2:]
+    assert bounded.count(calibrated[-1].costs) == 1
     assert same_bits(actual, expected)
-    (note,) = [note for note in report.plan_notes if "replanned" in note]
-    assert re.fullmatch(
-        r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note
-    )
     assert report.plan_origin == "replanned after step 3"
-    _, second = train(LARGE, num_steps=3, **tight)
-    assert second.predicted_seconds == pytest.approx(report.predicted_seconds)
-    assert train(LARGE, num_steps=5, **tight)[1].plan_origin == "from cache"  # and not searched for once more
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
+    _, second = train(LARGE, num_steps=5, **tight)
+    assert second.predicted_seconds == pytest.approx(report.predicted_seconds, rel=0.5)
+    assert second.plan_origin == "from cache"

@@ -16,6 +16,8 @@ from lmswap.cli import entry
 from lmswap.cli.step_plan import plan_within
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware import memory
+from lmswap.planner import make_plan
+from lmswap.session import planner
 from tests.models import Case
 from tests.reporting.small_step import MACHINE
 from tests.resident import memory_of_tensors
@@ -112,6 +114,22 @@ def test_a_refusal_itemizes_the_least_budget_in_the_given_unit(budget, unit):
     assert f" {unit} (growth of resident memory since enable): it needs at least " in text
     assert f" {unit} for the step's tensors The most is needed at op " in text
     assert (" MiB" in text) == (unit == "MiB")
+
+
+def test_a_share_that_is_widened_is_refused_by_one_search(monkeypatch):
+    refused = []
+
+    def make(*args, budget_bytes, **options):
+        try:
+            return make_plan(*args, budget_bytes=budget_bytes, **options)
+        except PlanInfeasible:
+            refused.append(budget_bytes)
+            raise
+
+    monkeypatch.setattr(planner, "make_plan", make)
+    _, report = train(CASES["norms"], budget="2%")
+    assert any("is too small for this step: the least that works" in note for note in report.notes)
+    assert len(refused) == 1
 
 
 def test_a_refused_share_states_which_would_suffice(monkeypatch):

@@ -114,7 +114,7 @@ class Model:
     def run(self, *, is_steady: bool = True) -> bool:
         ended = EndedStep(7, ((3, "forward"), (3, "backward")), GRAPHS, Peaks(100 * MIB, 100 * MIB))
         run = StepRun(GRAPHS, ended, self.plans[GRAPHS], is_steady, None, False)
-        return self.replanner.apply(run, lambda: frozenset({5}), effort=4)
+        return self.replanner.apply(run, lambda: frozenset({5}))
 
 
 def test_a_run_as_planned_neither_searches_nor_compiles(monkeypatch):
@@ -233,7 +233,7 @@ def test_a_plan_that_its_tier_has_no_room_for_leaves_the_old_one(monkeypatch, so
         assert model.replanner._follow_other_rank(before)
     else:
         monkeypatch.setattr(model.plans, "load_cached_replan", lambda _: other if source == "the cache" else None)
-        model.replanner._replan(before, found, is_priced=False, effort=4)
+        model.replanner._replan(before, found, is_priced=False)
     assert model.step.runs_as(before)
     assert model.notes[-1].startswith("the plan stays as it was after step 7: ")
     assert model.notes[-1].endswith("; no room")

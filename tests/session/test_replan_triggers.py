@@ -19,7 +19,6 @@ from lmswap.reporting.replan_reasons import (
     LossExcess,
     MisplacedTensor,
     PredictionOff,
-    SlowPlan,
     UnusedMargin,
     UnusedMemory,
     WarmUpGrowth,
@@ -76,13 +75,13 @@ def shown(step: PlannedStep, **fields) -> StepObservation:
     return StepObservation(step.history, 0, held_bytes, **fields)
 
 
-def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False, effort=4):
-    return triggers(before, counted(before, seen), seen, policy=policy, is_fixed=is_fixed, effort=effort)
+def found(before: PlannedStep, seen: StepObservation, *, policy="auto", is_fixed=False):
+    return triggers(before, counted(before, seen), seen, policy=policy, is_fixed=is_fixed)
 
 
 def requested(step: PlannedStep, found, *, is_priced=True) -> PlanRequest:
     request = PlanRequest(step.merged.program, step.costs, step.machine, step.allowance, Retention.ACCUMULATED, "auto")
-    return merged(step, found, request, is_priced=is_priced, effort=4)
+    return merged(step, found, request, is_priced=is_priced)
 
 
 def in_phase(phase: Phase, **fields) -> History:
@@ -340,18 +339,6 @@ def test_unneeded_memory_outside_the_arena_replans_a_plan_that_moves_bytes():
         assert found(step, replace(seen, unused_results_bytes=2 * MIB)) == ()
 
 
-def test_a_plan_not_proven_optimal_is_searched_longer():
-    step = planned("swap_all", machine=unit_machine(out=2.0**22, into=2.0**22), **RECORDED)
-    excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
-    assert excess > 0.01
-    assert found(step, calibrated(step)) == (SlowPlan(excess),)
-    for other in (replace(step, origin=FROM_CACHE), replace(step, is_overdrawn=True)):
-        assert found(other, calibrated(other)) == ()
-    assert found(step, calibrated(step), policy="swap_all") == found(step, calibrated(step), effort=1) == ()
-    off = calibration(step, measured=20.0)
-    assert [type(trigger) for trigger in found(step, calibrated(step, calibration=off))] == [PredictionOff]
-
-
 def test_a_large_margin_that_known_growth_does_not_need_replans():
     step = planned("swap_all", history=in_phase(Phase.CALIBRATED))
     seen = replace(shown(step, settled_margin_bytes=12 * MIB), history=in_phase(Phase.FINAL))
@@ -367,8 +354,7 @@ def test_all_triggers_of_a_boundary_are_one_request():
     after, all_found = counted(step, seen), found(step, seen)
     assert [type(trigger) for trigger in all_found] == [HeldGrowth, MisplacedTensor, PredictionOff]
     request = requested(after, all_found)
-    assert (request.effort, request.priced, request.ahead_bytes) == (4, after.plan, 0)
-    assert request.max_seconds == float("inf")
+    assert (request.priced, request.ahead_bytes) == (after.plan, 0)
 
 
 def test_recurring_growth_is_planned_ahead_as_far_as_a_plan_fits():
@@ -380,14 +366,6 @@ def test_recurring_growth_is_planned_ahead_as_far_as_a_plan_fits():
     assert [each.allowance.ahead_bytes for each in alternatives] == [10 * MIB, 10 * MIB, 0, 0]
     other = requested(step, [MisplacedTensor()], is_priced=False)
     assert [each.allowance for each in other.alternatives(choices[:1])] == [step.allowance]
-
-
-def test_a_longer_search_has_to_find_a_faster_plan():
-    step = planned("swap_all")
-    request = requested(step, [SlowPlan(0.5)])
-    assert request.max_seconds == pytest.approx(0.99 * step.plan.predicted_seconds)
-    both = requested(step, [SlowPlan(0.5), MisplacedTensor()])
-    assert both.max_seconds == float("inf")
 
 
 def test_the_hosts_time_is_calibrated_for_the_plan_that_ran():

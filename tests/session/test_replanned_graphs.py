@@ -159,7 +159,7 @@ def plans(monkeypatch):
     """The plans made so far; each step is replanned."""
     made = []
 
-    def apply(self, run, _, *, effort):
+    def apply(self, run, _):
         step = self._plans[run.graphs]
         made.append(self._plans.make(run.graphs, step.merged, step.costs).plan)
         return True

@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--network", required=True, metavar="FILE|NAME", help=_NETWORKS)
     parser.add_argument("--machine", metavar="FILE", help="a node's description; default: measure this machine")
     parser.add_argument("--policy", default="auto", help=f"one of {', '.join(POLICIES)} (%(default)s)")
-    parser.add_argument("--effort", type=int, default=1, metavar="N", help="search N times as long; policy auto only")
     parser.add_argument("--tier", choices=("host", "disk", "compressed", "peer"), help="default: the machine's first")
     parser.add_argument("--min-swap", default="1MiB", metavar="BYTES", help="smaller buffers stay (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -55,8 +54,6 @@ def run(options: argparse.Namespace) -> int:
         "tier": options.tier or machine.tiers[0].name,
         "min_swap_bytes": min_swap_bytes,
     }
-    if options.effort != 1:
-        limits["effort"] = options.effort
     scaling = plan_ranks(
         options.policy, program, costs, machine, Ranks(options.ranks, _network(options.network)), **limits
     )
