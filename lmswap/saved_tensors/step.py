@@ -135,6 +135,9 @@ class HookedStep:
         untyped = _plain_type_storage(tensor)
         # First the size: most saved tensors are small.
         if untyped is None or untyped.nbytes() < self._min_swap_bytes or not self._is_swappable(tensor, untyped):
+            if self.recording is not None:
+                is_of_step = untyped is not None and self._is_swappable(tensor, untyped)
+                self.recording.save_in_place(untyped if is_of_step else None)
             return SavedTensor(tensor)
         storage = self._storage_of(tensor, untyped)
         del untyped  # an owner
@@ -236,7 +239,7 @@ class HookedStep:
         return tensor
 
     def _is_swappable(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Return whether its storage is on the device, and evictable once autograd alone owns it."""
+        """Return whether its storage, if it is large enough, can be evicted once autograd alone owns it."""
         if not has_plain_storage(tensor) or tensor.device != self._context.device:
             return False
         if self._persistent is None:

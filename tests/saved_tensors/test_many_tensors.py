@@ -110,3 +110,21 @@ def test_as_many_files_are_open_for_many_tensors_as_for_few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert torch.equal(model.weight.grad, plain.weight.grad)
     assert lmswap.report(model).tier_peak_bytes >= 590 * 4096
+
+
+@pytest.mark.cpu_only("a GPU's allocator counts tensors of any size")
+def test_tensors_too_small_to_be_counted_are_a_part_of_the_step_that_saves_them():
+    class Model(Chain):
+        def forward(self, x):
+            large = torch.sigmoid(x * self.weight[0])
+            return super().forward(large[:1024].clone()) + large.sum()
+
+    model = lmswap.enable(Model(2000), "1GiB", compiler="eager")
+    for _ in range(2):
+        model(torch.randn(2**19)).sum().backward()
+    program, least_bytes = lmswap.program(model), lmswap.least_budget(model)
+    small_bytes = sum(buffer.nbytes for buffer in program.buffers if buffer.nbytes < 64 * 2**10)
+    saved_bytes = 2000 * 4096
+    assert saved_bytes < small_bytes < 3 * saved_bytes  # with what autograd records of each
+    assert least_bytes > saved_bytes
+    lmswap.disable(model)
