@@ -8,3 +8,7 @@ extern "C" void* client_allocate(size_t alignment, size_t nbytes) {
 }
 
 extern "C" void client_free(void* block) { free(block); }
+
+extern "C" char* client_new(size_t nbytes) { return new char[nbytes]; }
+
+extern "C" void client_delete(const char* block) { delete[] block; }

@@ -22,10 +22,14 @@ struct Client {
     if (library == nullptr) throw std::runtime_error(dlerror());
     allocate = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(library, "client_allocate"));
     free = reinterpret_cast<void (*)(void*)>(dlsym(library, "client_free"));
+    create = reinterpret_cast<char* (*)(size_t)>(dlsym(library, "client_new"));
+    destroy = reinterpret_cast<void (*)(const char*)>(dlsym(library, "client_delete"));
   }
   void* library;
   void* (*allocate)(size_t alignment, size_t nbytes);
   void (*free)(void* block);
+  char* (*create)(size_t nbytes);
+  void (*destroy)(const char* block);
 };
 
 bool is_served(const void* block) { return owns(reinterpret_cast<uintptr_t>(block)); }
@@ -53,6 +57,19 @@ TEST_P(Interposer, ServesFromTheThresholdOn) {
   for (void* const block : {large, small, aligned}) client_.free(block);
   client_.free(nullptr);
   EXPECT_EQ(stats().retained_bytes, kThreshold);
+}
+
+TEST_P(Interposer, ServesOperatorNewUnlessAnotherAllocatorHasReplacedIt) {
+  Dl_info info{};
+  ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, "_Znam"), &info), 0);
+  const bool is_replaced = file_name(info.dli_fname) != "libstdc++.so.6";  // as sanitizers do
+  const char* const before = client_.create(kThreshold - 1);
+  const char* const large = client_.create(kThreshold);
+  EXPECT_FALSE(is_served(before));
+  EXPECT_EQ(is_served(large), !is_replaced);
+  client_.destroy(before);
+  client_.destroy(large);
+  delete[] client_.create(kMiB);  // as a library that is not served does with what it was given
 }
 
 TEST_P(Interposer, InstallingAgainChangesOnlyTheThreshold) {

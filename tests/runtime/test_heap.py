@@ -89,6 +89,16 @@ def test_scratch_of_convolution_kernels_is_counted():
     assert _C.heap_stats().peak_live_bytes - before > y.nbytes
 
 
+def test_scratch_in_arrays_of_c_plus_plus_is_counted():
+    # torch 2.13 copies the gradient of the output, and then the weight, into an array each.
+    x, weight = torch.randn(1, 64, 32, 32).bfloat16(), torch.randn(64, 64, 3, 3).bfloat16()
+    y, before = torch.empty(1, 64, 32, 32).bfloat16(), _C.heap_stats().live_bytes
+    _C.heap_reset_peak()
+    torch.ops.aten._slow_conv2d_backward.output_mask(y, x, weight, (3, 3), (1, 1), (1, 1), (True, False, False))
+    assert _C.heap_stats().peak_live_bytes - before > x.nbytes + 9 * x.nbytes + 2**20
+    assert _C.heap_stats().live_bytes == before
+
+
 def test_training_gives_the_same_bits_with_and_without():
     with_heap = train(3)
     _C.heap_uninstall()

@@ -1,5 +1,6 @@
 #include "lmswap/heap/interpose.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -9,6 +10,9 @@
 #include <deque>
 #include <iterator>
 #include <mutex>
+#include <new>
+#include <optional>
+#include <string_view>
 
 #include "lmswap/error.h"
 #include "lmswap/heap/bindings.h"
@@ -32,6 +36,12 @@ constexpr const char* kAllocCpu = "_ZN3c109alloc_cpuEm";
 constexpr const char* kFreeCpu = "_ZN3c108free_cpuEPv";
 std::atomic<AllocCpu> g_alloc_cpu{nullptr};
 std::atomic<FreeCpu> g_free_cpu{nullptr};
+
+// The C++ runtime whose operators end in its own calls of malloc and free; operator new(size_t) and new[](size_t).
+constexpr const char* kRuntime = "libstdc++.so.6";
+constexpr const char* kNew = "_Znwm";
+constexpr const char* kNewArray = "_Znam";
+constexpr const char* kDelete = "_ZdlPv";
 
 // Flags by which C++ programs make alloc_cpu fill what it returns.
 constexpr const char* kFillFlags[] = {"FLAGS_caffe2_cpu_allocator_do_zero_fill",
@@ -114,6 +124,11 @@ void served_free_cpu(void* block) {
   if (!try_free(block)) g_free_cpu.load(std::memory_order_acquire)(block);
 }
 
+void* served_new(size_t nbytes) {
+  void* const served = serve(nbytes);
+  return served != nullptr ? served : ::operator new(nbytes);
+}
+
 struct Replacement {
   const char* symbol;
   uintptr_t address;
@@ -149,6 +164,40 @@ void find_originals(const Library& library) {
       g_fill_flags[i] = static_cast<const bool*>(found);
 }
 
+bool is_of_runtime(const Library& library, const char* symbol) {
+  void* const preloaded = dlsym(RTLD_DEFAULT, symbol);
+  void* const found = preloaded != nullptr ? preloaded : library.find_definition(symbol);
+  Dl_info info{};
+  if (found == nullptr || dladdr(found, &info) == 0) return false;
+  const std::string_view path(info.dli_fname);
+  return path.substr(path.rfind('/') + 1) == kRuntime;
+}
+
+// The runtime, if `library` allocates by its operators: not where another allocator has replaced them, whose operator
+// delete does not call the runtime's `free`.
+std::optional<Library> find_runtime(const Library& library) {
+  if (library.bindings_of(kNew).empty() && library.bindings_of(kNewArray).empty()) return {};
+  for (const char* const symbol : {kNew, kNewArray, kDelete})
+    if (!is_of_runtime(library, symbol)) return {};
+  Library runtime = Library::find(kRuntime);
+  if (runtime.bindings_of("free").empty()) return {};
+  return runtime;
+}
+
+// The patches of operator new in `libraries`, after that of the `free` to which operator delete passes its blocks in
+// whatever library it is called.
+void append_operators(const std::vector<Library>& libraries, std::vector<Patch>& patches) {
+  for (const Library& library : libraries) {
+    const auto runtime = find_runtime(library);
+    if (!runtime) continue;
+    for (const Binding& binding : runtime->bindings_of("free"))
+      patches.push_back({binding, reinterpret_cast<uintptr_t>(&served_free)});
+    for (const char* const symbol : {kNew, kNewArray})
+      for (const Binding& binding : library.bindings_of(symbol))
+        patches.push_back({binding, reinterpret_cast<uintptr_t>(&served_new)});
+  }
+}
+
 // The patches of `libraries`, functions that free first: no block of the heap may exist while a library frees it
 // elsewhere.
 std::vector<Patch> patches_of(const std::vector<Library>& libraries) {
@@ -159,6 +208,7 @@ std::vector<Patch> patches_of(const std::vector<Library>& libraries) {
         if (calls_both(library, pair))
           for (const Binding& binding : library.bindings_of((pair.*replacement).symbol))
             patches.push_back({binding, (pair.*replacement).address});
+  append_operators(libraries, patches);
   return patches;
 }
 

@@ -2,11 +2,15 @@
 /// @brief Serves the large allocations of chosen shared libraries from one process-wide PageHeap, without LD_PRELOAD.
 ///
 /// The linker's tables of the named libraries are patched so that their calls of torch's CPU allocator, c10::alloc_cpu
-/// and c10::free_cpu, and of `posix_memalign` and `free` arrive here. Allocations of at least the threshold are served
-/// from the heap; all others, and all pointers that are not the heap's, are passed to the original functions.
+/// and c10::free_cpu, of `posix_memalign` and `free`, and of `operator new` arrive here. Allocations of at least the
+/// threshold are served from the heap; all others, and all pointers that are not the heap's, are passed to the original
+/// functions.
 ///
-/// Both pairs are needed: tensors come from alloc_cpu, which is built on posix_memalign or, in torch's aarch64 wheels
-/// since 2.10 (pytorch PR 164741), on mimalloc; scratch of libtorch_cpu comes from posix_memalign everywhere.
+/// All are needed: tensors come from alloc_cpu, which is built on posix_memalign or, in torch's aarch64 wheels since
+/// 2.10 (pytorch PR 164741), on mimalloc; scratch of oneDNN comes from posix_memalign everywhere, and that of torch's
+/// own kernels from operator new (convolutions in bf16 without oneDNN: 5 MiB each). Its blocks are freed by operator
+/// delete, in whatever library, which calls libstdc++'s binding of `free`; where another allocator has replaced the
+/// operators, they are not served.
 ///
 /// A block must be freed through a patched function. In torch (2.13, all callers read from the binaries) this holds:
 /// alloc_cpu pairs with free_cpu, which libc10 and libtorch_cpu call through their tables; in libtorch_cpu oneDNN,
@@ -16,7 +20,8 @@
 /// replaced. Tools that patch the same tables (memray, heaptrack) are overridden at the next tensor: they only see
 /// allocations that are not the heap's.
 ///
-/// Not served: posix_memalign with an alignment above a page; alloc_cpu while a C++ program makes it fill its memory.
+/// Not served: posix_memalign with an alignment above a page; operator new with an alignment; alloc_cpu while a C++
+/// program makes it fill its memory.
 ///
 /// All functions are thread-safe.
 #pragma once
