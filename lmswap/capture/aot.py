@@ -23,7 +23,7 @@ from lmswap.capture.numerics.random_ops import functionalize_random_ops, insert_
 from lmswap.capture.numerics.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
 from lmswap.capture.output_names import input_names
 from lmswap.errors import CaptureError
-from lmswap.runtime.codegen import BoxedFunction
+from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, without_backward
 from lmswap.runtime.own_time import OwnTime
 from lmswap.runtime.partial_backward import (
     Backward,
@@ -66,20 +66,13 @@ class GraphHandler(Protocol):
         """Return the error for differentiating the region's gradients once more."""
         return "gradients of a captured graph cannot be differentiated once more"
 
-    def training(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Mapping[int, str]
-    ) -> None:
-        """Edit the two graphs of a training step in place; their inputs and outputs must continue to match.
+    def edit(self, graphs: Sequence[SegmentGraph], parameters: Mapping[int, str]) -> None:
+        """Edit the graphs of the region in place; inputs and outputs of the two must continue to match.
 
         Args:
-            forward: its first ``num_user_outputs`` outputs are the caller's, the rest is saved for backward.
-            backward: takes what is saved, and the tangents.
-            num_user_outputs: see ``forward``.
-            parameters: names of the forward's inputs that are parameters of the model, by position.
+            graphs: forward and backward of a training step, or one without a backward; not lowered yet.
+            parameters: names of inputs of the first that are parameters of the model, by position.
         """
-
-    def inference(self, graph: fx.GraphModule, parameters: Mapping[int, str]) -> None:
-        """Edit a graph without backward in place."""
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """Compile a graph."""
@@ -171,12 +164,13 @@ class _GraphVariant(Variant):
         self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
         self._parts: Sequence[Sequence[int]] = ()  # positions of the gradients that each part of the backward gives
 
-    def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+    def edit(self, graphs: Sequence[SegmentGraph]) -> None:
         """See `Variant`."""
-        self._handler.training(forward, backward, num_user_outputs, self._own_parameters(forward.graph))
-        self._parts = results_by_part(backward.graph)
-        self._gradient_order.set_parts(self._parts)
-        self._tangents = TangentAdapter(backward, self._handler.output_metadata, self._handler.note)
+        self._handler.edit(graphs, self._own_parameters(graphs[0].fx_graph))
+        for backward in graphs[1:]:
+            self._parts = results_by_part(backward.fx_graph)
+            self._gradient_order.set_parts(self._parts)
+            self._tangents = TangentAdapter(backward.module, self._handler.output_metadata, self._handler.note)
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
         """Compile the forward graph; likewise the next two."""
@@ -206,7 +200,7 @@ class _GraphVariant(Variant):
         fix_sizes(graph.graph, self._sizes)
         retrace(graph.graph, (), self._handler.output_metadata)
         functionalize_random_ops(graph.graph)
-        self._handler.inference(graph, self._own_parameters(graph.graph))
+        self.edit((without_backward(graph),))
         return boxed(self._handler.compiled(graph, "inference"))
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:

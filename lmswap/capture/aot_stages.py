@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from torch import fx
 
 from lmswap.progress import stage
-from lmswap.runtime.codegen import BoxedFunction, copy_module
+from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, copy_module
 from lmswap.torch_compat.aot_autograd import FirstStage, intercepted_second_stage
 from lmswap.torch_compat.sized_graphs import has_sizes
 from lmswap.torch_compat.symbolic_sizes import Sizes
@@ -34,8 +34,8 @@ _VARIANT_KEY = "lmswap_variant"  # in the meta of a graph
 class Variant(Protocol):
     """A region as compiled for one plan: edits its graphs, which refer to it by `variant`."""
 
-    def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
-        """Edit the two graphs of a training step in place, before torch's compilers get them."""
+    def edit(self, graphs: Sequence[SegmentGraph]) -> None:
+        """Edit the graphs of the region in place, before torch's compilers get them; see `GraphHandler.edit`."""
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """Run the region by what torch ``compiled`` of the graphs; a piece of `OwnTime` ends and begins around that."""
@@ -136,7 +136,7 @@ class _Traced:
                 self._partitions = self._first.partition(whole, inputs, **sizes, **given)
                 self._first.drop_graph()
             forward, backward = partitions = tuple(_copy_for(of, half) for half in self._partitions)
-            of.edit(forward, backward, given["num_fwd_outputs"])
+            of.edit((SegmentGraph(forward, "forward", given["num_fwd_outputs"]), SegmentGraph(backward, "backward", 0)))
             return partitions
 
         graph = self._first.graph

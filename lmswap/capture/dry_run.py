@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lmswap.capture.aot import GraphHandler, compile_region, without_hooks
 from lmswap.capture.caller_memory import assumed_bytes
-from lmswap.capture.lower import lower_inference, lower_training
+from lmswap.capture.lower import lower
 from lmswap.capture.merge_programs import merge
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.recompiles import CompiledCall, TraceFailed
@@ -28,7 +28,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.program import LOSS, Program
 from lmswap.progress import reported
-from lmswap.runtime.codegen import BoxedFunction
+from lmswap.runtime.codegen import BoxedFunction, SegmentGraph
 from lmswap.torch_compat.dynamo import describe_graph_break, graph_break_reasons
 from lmswap.torch_compat.modules import all_own_tensors, eager_call
 from lmswap.torch_compat.pytree import tree_map_only
@@ -153,18 +153,9 @@ class _Recorder(GraphHandler):
     def note(self, text: str) -> None:
         """See `GraphHandler`: notes are on how graphs run."""
 
-    def training(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Mapping[int, str]
-    ) -> None:
+    def edit(self, graphs: Sequence[SegmentGraph], parameters: Mapping[int, str]) -> None:
         """See `GraphHandler`."""
-        lowered = lower_training(
-            forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name=self._name
-        )
-        self.programs.append(lowered.program)
-
-    def inference(self, graph: fx.GraphModule, parameters: Mapping[int, str]) -> None:
-        """See `GraphHandler`."""
-        self.programs.append(lower_inference(graph, parameters=parameters, name=self._name).program)
+        self.programs.append(lower(graphs, parameters=parameters, name=self._name).program)
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `GraphHandler`: return a function that makes the graph's results without bytes."""

@@ -40,28 +40,24 @@ class Lowered:
 
     program: Program
     graphs: tuple[SegmentGraph, ...]
-    written: Collection[str] = ()  # names of the parameters and buffers that no plan may place: see `lower_training`
+    written: Collection[str] = ()  # names of the parameters and buffers that no plan may place: see `lower`
     symbolic_bytes: Mapping[int, torch.SymInt] = field(default_factory=dict)  # of buffers whose size is no constant
 
 
-def lower_training(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
+def lower(
+    graphs: Sequence[SegmentGraph],
     *,
-    num_user_outputs: int,
     parameters: Mapping[int, str],
     name: str,
     weights: Collection[str] = (),
     trained: Collection[str] = (),
     is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
-    """Lower the two graphs of a partition.
+    """Lower the graphs of a region: forward and backward of one partition, or one graph without a backward.
 
     Args:
-        forward: edited in place, as ``backward`` is: selections are moved to their ops.
-        backward: of the same partition.
-        num_user_outputs: leading outputs of ``forward`` that are returned to the caller.
-        parameters: names of forward inputs that are the model's own, by position.
+        graphs: edited in place: selections are moved to their ops.
+        parameters: names of inputs of the first graph that are the model's own, by position.
         name: of the program.
         weights: names of parameters that the plan may place, unless the graphs write or differentiate them.
         trained: names of those that it may place although the graphs differentiate them.
@@ -70,21 +66,41 @@ def lower_training(
     Raises:
         CaptureError: a graph has a node that cannot be lowered.
     """
-    graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
-    return _lower(graphs, parameters, name, weights, trained=trained, is_deterministic=is_deterministic)
-
-
-def lower_inference(
-    graph: fx.GraphModule,
-    *,
-    parameters: Mapping[int, str],
-    name: str,
-    weights: Collection[str] = (),
-    is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
-) -> Lowered:
-    """Lower a graph without backward; see `lower_training`."""
-    graphs = (SegmentGraph(graph, "inference", len(_outputs(graph))),)
-    return _lower(graphs, parameters, name, weights, is_deterministic=is_deterministic)
+    # New ones, as the same are lowered again where a plan places weights, too.
+    graphs = tuple(SegmentGraph(graph.module, graph.phase, graph.num_user_outputs) for graph in graphs)
+    lowering = _Lowering(is_deterministic)
+    for graph in graphs:
+        gather_projections(graph.module.graph)
+        lowering.add_graph(graph)
+    kinds = _buffer_kinds(graphs, parameters, lowering)
+    for buffer, kind in kinds.items():
+        if kind is BufferKind.TANGENT:
+            lowering.names[buffer] = "gradient of an output"
+    inputs = graphs[0].module.graph.find_nodes(op="placeholder")
+    for position, parameter in parameters.items():
+        lowering.names[graphs[0].buffer_of[inputs[position]]] = parameter
+    gradients = _gradients(graphs, parameters)
+    own = {graphs[0].buffer_of[inputs[position]]: given for position, given in parameters.items()}
+    overwritten = {graphs[0].buffer_of[node] for node in overwritten_inputs(graphs[0].module.graph)}
+    written = overwritten.union(*(op.writes for op in lowering.ops))
+    written |= {parameter for parameter, _ in gradients if own.get(parameter) not in trained}
+    for buffer, given in own.items():
+        if given in weights and buffer not in written:
+            kinds[buffer] = BufferKind.WEIGHT
+    segments, start = [], 0
+    for graph in graphs:
+        segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
+        start += len(graph.ops)
+    program = Program(
+        name=name,
+        ops=tuple(lowering.ops),
+        buffers=tuple(Buffer(i, nbytes, kinds[i], lowering.names[i]) for i, nbytes in enumerate(lowering.nbytes)),
+        values=tuple(lowering.values),
+        segments=tuple(segments),
+        gradients=gradients,
+    )
+    names = frozenset(given for buffer, given in own.items() if buffer in written)
+    return Lowered(program, graphs, names, lowering.symbolic_bytes)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -126,50 +142,6 @@ def result_name(node: fx.Node, phase: str) -> str:
     is_backward = phase == "backward" and not operator.endswith("_backward")
     aside = ", ".join([where] * bool(where and not module) + ["backward"] * is_backward)
     return sys.intern(f"{module}: " * bool(module) + operator + f" ({aside})" * bool(aside))
-
-
-def _lower(
-    graphs: tuple[SegmentGraph, ...],
-    parameters: Mapping[int, str],
-    name: str,
-    weights: Collection[str],
-    *,
-    trained: Collection[str] = (),
-    is_deterministic: Callable[[fx.Node], bool],
-) -> Lowered:
-    lowering = _Lowering(is_deterministic)
-    for graph in graphs:
-        gather_projections(graph.module.graph)
-        lowering.add_graph(graph)
-    kinds = _buffer_kinds(graphs, parameters, lowering)
-    for buffer, kind in kinds.items():
-        if kind is BufferKind.TANGENT:
-            lowering.names[buffer] = "gradient of an output"
-    inputs = graphs[0].module.graph.find_nodes(op="placeholder")
-    for position, parameter in parameters.items():
-        lowering.names[graphs[0].buffer_of[inputs[position]]] = parameter
-    gradients = _gradients(graphs, parameters)
-    own = {graphs[0].buffer_of[inputs[position]]: given for position, given in parameters.items()}
-    overwritten = {graphs[0].buffer_of[node] for node in overwritten_inputs(graphs[0].module.graph)}
-    written = overwritten.union(*(op.writes for op in lowering.ops))
-    written |= {parameter for parameter, _ in gradients if own.get(parameter) not in trained}
-    for buffer, given in own.items():
-        if given in weights and buffer not in written:
-            kinds[buffer] = BufferKind.WEIGHT
-    segments, start = [], 0
-    for graph in graphs:
-        segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
-        start += len(graph.ops)
-    program = Program(
-        name=name,
-        ops=tuple(lowering.ops),
-        buffers=tuple(Buffer(i, nbytes, kinds[i], lowering.names[i]) for i, nbytes in enumerate(lowering.nbytes)),
-        values=tuple(lowering.values),
-        segments=tuple(segments),
-        gradients=gradients,
-    )
-    names = frozenset(given for buffer, given in own.items() if buffer in written)
-    return Lowered(program, graphs, names, lowering.symbolic_bytes)
 
 
 class _Lowering:

@@ -117,6 +117,12 @@ class SegmentGraph:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
+def without_backward(module: fx.GraphModule) -> SegmentGraph:
+    """Return the graph of a segment without a backward, whose outputs are all returned to the caller."""
+    (output,) = module.graph.find_nodes(op="output")
+    return SegmentGraph(module, "inference", len(output.args[0]))
+
+
 def pass_sizes(graphs: Sequence[SegmentGraph]) -> None:
     """Save all symbolic sizes that the forward takes for the backward, if there is one."""
     for forward, backward in pairwise(graphs):

@@ -19,7 +19,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
 from lmswap.capture.aot_stages import Compiled
 from lmswap.capture.caller_memory import tangent_bytes
-from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.lower import Lowered, lower
 from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
@@ -430,34 +430,23 @@ class _PlannedGraph(aot.GraphHandler):
         """See `lmswap.capture.aot.GraphHandler`."""
         return self._session.differentiated_twice()
 
-    def training(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Mapping[int, str]
-    ) -> None:
+    def edit(self, graphs: Sequence[SegmentGraph], parameters: Mapping[int, str]) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        self._rewrite(
-            lambda: lower_training(
-                forward,
-                backward,
-                num_user_outputs=num_user_outputs,
-                parameters=parameters,
-                name=self._session.name,
-                weights=self._graph.placeable_weights().names,
-                trained=self._graph.placeable_weights().trained,
-                is_deterministic=self._session.meter.is_deterministic,
-            )
-        )
-
-    def inference(self, graph: fx.GraphModule, parameters: Mapping[int, str]) -> None:
-        """See `lmswap.capture.aot.GraphHandler`."""
-        self._rewrite(
-            lambda: lower_inference(
-                graph,
-                parameters=parameters,
-                name=self._session.name,
-                weights=self._graph.placeable_weights().names,
-                is_deterministic=self._session.meter.is_deterministic,
-            )
-        )
+        session, lowered = self._session, self._lower(graphs, parameters)
+        note = numerics_note(lowered)
+        self._graph.may_round_otherwise = note is not None
+        if note and session.options.compiler == "fx":
+            session.note_on_graphs(note)
+        if not self._step:
+            try:
+                session.plan_single_graph(self._graph, lowered)
+            except PlanInfeasible:
+                if not session.place_weights_too():
+                    raise
+                self._graph.forget_placeable_weights()
+                lowered = self._lower(graphs, parameters)
+                session.plan_single_graph(self._graph, lowered)
+        self._rewrite(lowered)
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -536,22 +525,23 @@ class _PlannedGraph(aot.GraphHandler):
         """The graphs of the step whose plan it follows, as records name the plan."""
         return self._step or (self._graph.index,)
 
-    def _rewrite(self, lower: Callable[[], Lowered]) -> None:
-        session, lowered = self._session, self._lowered(lower)
-        note = numerics_note(lowered)
-        self._graph.may_round_otherwise = note is not None
-        if note and session.options.compiler == "fx":
-            session.note_on_graphs(note)
-        if not self._step:
-            try:
-                session.plan_single_graph(self._graph, lowered)
-            except PlanInfeasible:
-                if not session.place_weights_too():
-                    raise
-                self._graph.forget_placeable_weights()
-                lowered = self._lowered(lower)
-                session.plan_single_graph(self._graph, lowered)
-        step = session.plans[self._follows]
+    def _lower(self, graphs: Sequence[SegmentGraph], parameters: Mapping[int, str]) -> Lowered:
+        session, placeable = self._session, self._graph.placeable_weights()
+        lowered = lower(
+            graphs,
+            parameters=parameters,
+            name=session.name,
+            weights=placeable.names,
+            trained=placeable.trained,
+            is_deterministic=session.meter.is_deterministic,
+        )
+        self._graph.take_lowered(lowered)
+        session.note_written(lowered.written)
+        return lowered
+
+    def _rewrite(self, lowered: Lowered) -> None:
+        """Edit the lowered graphs for their part of the plan."""
+        session, step = self._session, self._session.plans[self._follows]
         which = step.graphs.index(self._graph.index)
         plan = graph_plan(step.merged, step.plan, which, lowered.program)
         self._graph.keep_sizes(lowered, plan)
@@ -568,12 +558,6 @@ class _PlannedGraph(aot.GraphHandler):
             reference.join(graphs)
         elif (is_distributed() or self._adds_up) and "backward" in self._segments:
             insert_yield_markers(self._segments["backward"])
-
-    def _lowered(self, lower: Callable[[], Lowered]) -> Lowered:
-        lowered = lower()
-        self._graph.take_lowered(lowered)
-        self._session.note_written(lowered.written)
-        return lowered
 
     def _write_scripts(
         self, step: PlannedStep, places: ArenaLayout, graphs: Sequence[SegmentGraph]

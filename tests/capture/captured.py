@@ -8,7 +8,7 @@ import torch
 
 from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
-from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.lower import Lowered, lower
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.runtime.codegen import compile_boxed
 
@@ -48,13 +48,8 @@ class Recording(GraphHandler):
     def note(self, text):
         self.notes.append(text)
 
-    def training(self, forward, backward, num_user_outputs, parameters):
-        self.lowered.append(
-            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="captured")
-        )
-
-    def inference(self, graph, parameters):
-        self.lowered.append(lower_inference(graph, parameters=parameters, name="captured"))
+    def edit(self, graphs, parameters):
+        self.lowered.append(lower(graphs, parameters=parameters, name="captured"))
 
     def compiled(self, module, phase):
         return compile_boxed(module)

@@ -10,9 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 import lmswap
 from lmswap.analyze.repeatable import repeatable_ops
-from lmswap.capture.lower import lower_inference
+from lmswap.capture.lower import lower
 from lmswap.errors import CaptureError
 from lmswap.ir.program import LOSS, BufferKind, Program
+from lmswap.runtime.codegen import without_backward
 from tests.capture.captured import capture
 from tests.models import CASES, quick_of
 
@@ -285,7 +286,8 @@ def test_cpu_tensors_are_not_part_of_a_gpu_step():
         for node, device in ((x, "cuda"), (mask, "cpu"), (moved, "cuda"), (product, "cuda")):
             node.meta["val"] = torch.empty(1024, device=device)
         product.next.meta["val"] = torch.empty((), device="cuda")
-    program = lower_inference(fx.GraphModule(nn.Module(), graph), parameters={}, name="masked").program
+    module = fx.GraphModule(nn.Module(), graph)
+    program = lower((without_backward(module),), parameters={}, name="masked").program
     kinds = {value.name: program.buffers[value.buffer].kind for value in program.values}
     assert (kinds[mask.name], kinds[moved.name]) == (BufferKind.INPUT, BufferKind.ACTIVATION)
 
@@ -310,6 +312,6 @@ def graph_of_a_convolution(device: str) -> fx.GraphModule:
 )
 def test_convolutions_are_recomputable_unless_cudnn_chooses_by_thread(device, is_on, repeats):
     with torch.backends.cudnn.flags(enabled=True, benchmark=is_on):
-        lowered = lower_inference(graph_of_a_convolution(device), parameters={}, name="convolution")
+        lowered = lower((without_backward(graph_of_a_convolution(device)),), parameters={}, name="convolution")
     (op,) = lowered.program.ops
     assert op.is_repeatable == repeats

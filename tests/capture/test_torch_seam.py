@@ -22,14 +22,10 @@ from tests.capture.captured import Recording, capture
 class Probe(Recording):
     """Also records what torch shows while it passes the graphs."""
 
-    def inference(self, graph, parameters):
-        super().inference(graph, parameters)
+    def edit(self, graphs, parameters):
+        super().edit(graphs, parameters)
         self.parameters = list(parameters)
-
-    def training(self, forward, backward, num_user_outputs, parameters):
-        super().training(forward, backward, num_user_outputs, parameters)
-        self.parameters = list(parameters)
-        self.num_user_outputs = num_user_outputs
+        self.num_user_outputs = graphs[0].num_user_outputs
         with _disable_current_modes():
             self.real = torch.ones(3)
         self.fake = torch.ones(3)

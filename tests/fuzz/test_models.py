@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
-from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.lower import lower
 from lmswap.ir.schedule import schedule
 from lmswap.planner import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
@@ -61,18 +61,8 @@ class Planned(GraphHandler):
     def note(self, text):
         pass
 
-    def training(self, forward, backward, num_user_outputs, parameters):
-        self._rewrite(
-            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="fuzz")
-        )
-
-    def inference(self, graph, parameters):
-        self._rewrite(lower_inference(graph, parameters=parameters, name="fuzz"))
-
-    def compiled(self, module, phase):
-        return compile_boxed(module)
-
-    def _rewrite(self, lowered: Lowered) -> None:
+    def edit(self, graphs, parameters):
+        lowered = lower(graphs, parameters=parameters, name="fuzz")
         program, costs, machine = lowered.program, unit(lowered.program), unit_machine()
         recomputes = random_recomputes(program, self.rng, share=self.share / 2)
         plan = random_plan(
@@ -85,6 +75,9 @@ class Planned(GraphHandler):
         insert_swaps(runs, graphs, plan, engine=self.engine.number)
         self.num_swaps += len(plan.swaps)
         self.num_recomputes += len(recomputes)
+
+    def compiled(self, module, phase):
+        return compile_boxed(module)
 
 
 class Backend:

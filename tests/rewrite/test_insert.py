@@ -6,12 +6,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmswap.capture.aot import GraphHandler, compile_region
-from lmswap.capture.lower import lower_inference, lower_training
+from lmswap.capture.lower import lower
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.runtime import ops
-from lmswap.runtime.codegen import compile_boxed
+from lmswap.runtime.codegen import compile_boxed, without_backward
 from tests.capture.captured import METER
 from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine
@@ -29,13 +29,8 @@ class RandomlySwapped(GraphHandler):
     def note(self, text):
         pass
 
-    def training(self, forward, backward, num_user_outputs, parameters):
-        self._rewrite(
-            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="t")
-        )
-
-    def inference(self, graph, parameters):
-        self._rewrite(lower_inference(graph, parameters=parameters, name="t"))
+    def edit(self, graphs, parameters):
+        self._rewrite(lower(graphs, parameters=parameters, name="t"))
 
     def compiled(self, module, phase):
         return compile_boxed(module)
@@ -189,7 +184,7 @@ def test_a_backward_can_run_twice_after_its_forward_swapped(seed):
 def test_a_graph_without_tensors_is_unchanged():
     graph = torch.fx.Graph()
     graph.output((3,))  # seen between two graph breaks of a detection model
-    lowered = lower_inference(torch.fx.GraphModule({}, graph), parameters={}, name="t")
+    lowered = lower((without_backward(torch.fx.GraphModule({}, graph)),), parameters={}, name="t")
     plan = Plan("none", 1, (), 0.0, 0)
     insert_swaps(schedule(lowered.program, ()), lowered.graphs, plan, engine=0)
     assert compile_boxed(lowered.graphs[0].module)([]) == (3,)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmswap.analyze.cost import unit
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.aot import GraphHandler, compile_region
-from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.lower import Lowered, lower
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
@@ -77,16 +77,11 @@ class Rewritten(GraphHandler):
     def note(self, text):
         pass
 
-    def training(self, forward, backward, num_user_outputs, parameters):
-        self._rewrite(
-            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="t")
-        )
-        (output,) = forward.graph.find_nodes(op="output")
-        storages = [node.meta["val"].untyped_storage() for node in output.args[0][num_user_outputs:]]
-        self.saved_bytes.append(sum({storage._cdata: storage.nbytes() for storage in storages}.values()))
-
-    def inference(self, graph, parameters):
-        self._rewrite(lower_inference(graph, parameters=parameters, name="t"))
+    def edit(self, graphs, parameters):
+        self._rewrite(lower(graphs, parameters=parameters, name="t"))
+        if len(graphs) > 1:
+            storages = [node.meta["val"].untyped_storage() for node in graphs[0].saved]
+            self.saved_bytes.append(sum({storage._cdata: storage.nbytes() for storage in storages}.values()))
 
     def compiled(self, module, phase):
         return compile_boxed(module)

@@ -26,7 +26,7 @@ from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.errors import CaptureError
 from lmswap.progress import reported
 from lmswap.runtime import ops
-from lmswap.runtime.codegen import BoxedFunction, is_whole
+from lmswap.runtime.codegen import BoxedFunction, SegmentGraph, is_whole, without_backward
 from lmswap.runtime.partial_backward import Results, compile_parts, results_by_part
 from lmswap.torch_compat.inductor import (
     PRE_FUSION_PASS,
@@ -102,7 +102,7 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
     if phase == "forward":
         prepare_forward(own.gradient_order)
     if phase == "inference":
-        own.edit_inference(graph)
+        own.edit((without_backward(graph),))
     if len(results_by_part(graph.graph)) > 1:
         return boxed(own.in_parts(graph, how))
     is_rewritten = graph.meta.get(_IS_REWRITTEN)
@@ -160,15 +160,17 @@ class _InductorVariant(Variant):
             handler.register_backward(run(arguments)), num_results, range(num_results)
         )
 
-    def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
-        """See `Variant`."""
-        parameters = self._own_parameters(forward.graph)
-        _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
-        self.gradient_order.set_parts(results_by_part(backward.graph))
-
-    def edit_inference(self, graph: fx.GraphModule) -> None:
-        """Edit a graph without backward in place."""
-        _rewrite((graph,), lambda: self._handler.inference(graph, self._own_parameters(graph.graph)))
+    def edit(self, graphs: Sequence[SegmentGraph]) -> None:
+        """See `Variant`; mark the graphs if any has changed."""
+        before = [len(graph.fx_graph.nodes) for graph in graphs]
+        self._handler.edit(graphs, self._own_parameters(graphs[0].fx_graph))
+        is_rewritten = before != [len(graph.fx_graph.nodes) for graph in graphs]
+        for graph in graphs:
+            graph.module.meta[_IS_REWRITTEN] = is_rewritten
+            _check_movable(graph.fx_graph)
+            _keep_strides(graph.fx_graph)
+        for backward in graphs[1:]:
+            self.gradient_order.set_parts(results_by_part(backward.fx_graph))
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
@@ -194,17 +196,6 @@ class _Partitioner(CustomPartitionerFn):
 
     def uuid(self) -> None:
         """Disable caching: another budget makes other graphs of the same model."""
-
-
-def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> None:
-    """Run ``rewrite``, and mark the graphs if it changed any."""
-    before = [len(graph.graph.nodes) for graph in graphs]
-    rewrite()
-    is_rewritten = before != [len(graph.graph.nodes) for graph in graphs]
-    for graph in graphs:
-        graph.meta[_IS_REWRITTEN] = is_rewritten
-        _check_movable(graph.graph)
-        _keep_strides(graph.graph)
 
 
 def _check_movable(graph: fx.Graph) -> None:
