@@ -44,7 +44,6 @@ class TensorMemory(CpuMemory):
         return max(0, super().lap_tensor_peak_bytes() - self._held_bytes)
 
     used_bytes = used_tensor_bytes
-    peak_bytes = peak_tensor_bytes
 
 
 @contextmanager

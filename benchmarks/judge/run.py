@@ -79,7 +79,7 @@ def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> d
         report = lmswap.report(model)
         names = ("budget_bytes", "measured_peak_bytes", "highest_peak_bytes", "predicted_peak_bytes")
         names += ("measured_seconds", "predicted_seconds", "swapped_out_bytes", "recomputed_bytes")
-        figures = {"grown_bytes": memory.peak_bytes()} | {name: getattr(report, name) for name in names}
+        figures = {"grown_bytes": memory.lap_peaks()[0]} | {name: getattr(report, name) for name in names}
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     return figures | {"digest": digest.hexdigest()}

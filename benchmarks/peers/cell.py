@@ -107,7 +107,7 @@ def _train(cell: Cell, wait_for_turn: Callable[[], None]) -> Outcome:
             training = _Training(lambda: task.loss(call(*batch)), model, memory)
             for _ in range(WARM_UP_STEPS):
                 training.step()
-            memory.reset_peak()  # the third step, whose ops are timed, takes up to 20 MiB more
+            memory.lap_peaks(restart=True)  # the third step, whose ops are timed, takes up to 20 MiB more
             steady_seconds = []
             for _ in range(STEADY_STEPS):
                 training.step()
@@ -155,14 +155,14 @@ class _Training:
 
     def step(self) -> None:
         if len(self.seconds) == 1:
-            self._memory.reset_peak()
+            self._memory.lap_peaks(restart=True)
             self.peak_bytes = 0
         started = time.perf_counter()
         loss = self._compute_loss()
         loss.backward()
         self._memory.synchronize()
         self.seconds.append(time.perf_counter() - started)
-        self.peak_bytes = max(self.peak_bytes, self._memory.peak_bytes())
+        self.peak_bytes = max(self.peak_bytes, self._memory.lap_peaks()[0])
         results = {"loss": _digest(loss)}
         trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.grad is not None}
         results |= {f"gradient of {name}": _digest(parameter.grad) for name, parameter in trained.items()}

@@ -118,9 +118,9 @@ class _Training:
     @contextmanager
     def phase(self, name: str, *, other_bytes: int = 0) -> Iterator[None]:
         """Context whose peak, without ``other_bytes``, counts as that of phase ``name``."""
-        self._memory.reset_peak()
+        self._memory.lap_peaks(restart=True)
         yield
-        self._peaks[name] = max(self._peaks.get(name, 0), self._memory.peak_bytes() - other_bytes)
+        self._peaks[name] = max(self._peaks.get(name, 0), self._memory.lap_peaks()[0] - other_bytes)
 
     def save_and_load(self) -> None:
         """Save parameters, state and schedule, train a step that does not count, and load them."""

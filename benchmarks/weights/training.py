@@ -112,12 +112,12 @@ class _Training:
         self._memory.synchronize()
         self._seconds.append(time.perf_counter() - started)
         self._applied.end_step()
-        self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes())
+        self._peak_bytes = max(self._peak_bytes, self._memory.lap_peaks()[0])
         self._bits.append(tensor_digest(result))
 
     def begin_measuring(self) -> None:
         """Let peak and copied bytes be of the steps that follow."""
-        self._memory.reset_peak()
+        self._memory.lap_peaks(restart=True)
         self._peak_bytes, self._num_before = 0, len(self._bits)
         self._bytes_before = self._applied.read_bytes() if self._applied.read_bytes is not None else 0
 

@@ -34,7 +34,7 @@ _HEAP_THRESHOLD_BYTES = 64 * 2**10
 
 
 class DeviceMemory(Protocol):
-    """The memory of one device as its budget counts it. Peaks are since `reset_peak` or construction."""
+    """The memory of one device as its budget counts it. Peaks are since they were restarted, or construction."""
 
     def description(self) -> str:
         """The device in messages: "cuda:0 (NVIDIA H200)"."""
@@ -47,9 +47,6 @@ class DeviceMemory(Protocol):
 
     def used_bytes(self) -> int:
         """Bytes that count against the budget now."""
-
-    def peak_bytes(self) -> int:
-        """The highest `used_bytes`."""
 
     def used_tensor_bytes(self) -> int:
         """The part of `used_bytes` that tensors hold now."""
@@ -81,11 +78,8 @@ class DeviceMemory(Protocol):
         Empty where the host allocates ahead of the device: the times would not be those of use.
         """
 
-    def reset_peak(self) -> None:
-        """Restarts both peaks from the current values."""
-
     def reset_tensor_peak(self) -> None:
-        """Restarts the tensor peak; `peak_bytes` continues."""
+        """Restarts `peak_tensor_bytes` from the current value; those of laps continue."""
 
     def lap_peaks(self, *, restart: bool = False) -> tuple[int, int]:
         """The highest `used_bytes` and `used_tensor_bytes` of a lap; ``restart`` begins the next, for these peaks."""
@@ -161,7 +155,7 @@ class CudaMemory:
         self._held_bytes = partial(unused_arena_bytes, device)
         self._tensor_peak = _allocated(device).watch()
         self.trim()  # memory cached by an earlier training is no part of the first step
-        self._peak_bytes = self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
+        self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
 
     def description(self) -> str:
         """See `DeviceMemory`; so are the others."""
@@ -177,13 +171,8 @@ class CudaMemory:
 
     def used_bytes(self) -> int:  # noqa: D102
         used_bytes = self._now("reserved_bytes")
-        self._peak_bytes = max(self._peak_bytes, used_bytes)
         self._lap_peak_bytes = max(self._lap_peak_bytes, used_bytes)
         return used_bytes
-
-    def peak_bytes(self) -> int:  # noqa: D102
-        self.used_bytes()
-        return self._peak_bytes
 
     def used_tensor_bytes(self) -> int:  # noqa: D102
         tensor_bytes = self._now("allocated_bytes") - self._held_bytes()
@@ -198,7 +187,7 @@ class CudaMemory:
 
     def count(self, nbytes: int) -> None:  # noqa: D102
         self.trim()
-        self.reset_peak()
+        self.reset_tensor_peak()
         self.lap_peaks(restart=True)
 
     def excluded_bytes(self) -> int:  # noqa: D102
@@ -212,10 +201,6 @@ class CudaMemory:
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
         return ()
-
-    def reset_peak(self) -> None:  # noqa: D102
-        self._peak_bytes = 0
-        self._tensor_peak.restart()
 
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._tensor_peak.restart()
@@ -275,7 +260,7 @@ class CpuMemory:
         try:
             self.trim()  # free memory would hide as much growth when it is released later
             self._base_bytes = resident_bytes()
-            self._peak, self._lap_peak = self._watch(_RESIDENT), self._watch(_RESIDENT)
+            self._lap_peak = self._watch(_RESIDENT)
             self._tensor_peak, self._lap_tensor_peak = self._watch(_live()), self._watch(_live())
         except BaseException:
             self.close()
@@ -293,9 +278,6 @@ class CpuMemory:
 
     def used_bytes(self) -> int:  # noqa: D102
         return max(0, resident_bytes() - self._base_bytes)
-
-    def peak_bytes(self) -> int:  # noqa: D102
-        return max(0, self._peak.value() - self._base_bytes)
 
     def used_tensor_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_stats().live_bytes
@@ -316,7 +298,7 @@ class CpuMemory:
     def count(self, nbytes: int) -> None:  # noqa: D102
         self._base_bytes -= nbytes
         self.trim()
-        self.reset_peak()
+        self.reset_tensor_peak()
         self.lap_peaks(restart=True)
 
     def excluded_bytes(self) -> int:  # noqa: D102
@@ -333,10 +315,6 @@ class CpuMemory:
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
         return self._heap.heap_changes(start_seconds, stop_seconds)
-
-    def reset_peak(self) -> None:  # noqa: D102
-        self._peak.restart()
-        self.reset_tensor_peak()
 
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._tensor_peak.restart()

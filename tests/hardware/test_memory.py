@@ -24,15 +24,17 @@ def test_tensor_bytes_are_exact_and_their_peak_stays_until_reset(memory):
     del held
     assert memory.used_tensor_bytes() == before
     assert memory.peak_tensor_bytes() == before + 32 * MIB
-    memory.reset_peak()
+    memory.reset_tensor_peak()
     assert memory.peak_tensor_bytes() == before
+    assert memory.lap_peaks(restart=True)[1] == before + 32 * MIB
+    assert memory.lap_peaks()[1] == before
 
 
 def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
     assert memory.used_bytes() < SLACK
     held = torch.ones(256 * MIB, dtype=torch.uint8)
     assert memory.used_bytes() > held.nbytes - SLACK
-    assert memory.peak_bytes() > held.nbytes - SLACK
+    assert memory.lap_peaks()[0] > held.nbytes - SLACK
     assert held[-1] == 1
 
 
@@ -49,11 +51,10 @@ def test_peaks_of_growth_that_is_not_counted_are_in_no_figure(memory):
     del before
     with memory.uncounted():
         torch.ones(256 * MIB, dtype=torch.uint8)
-    for resident, tensors in ((memory.peak_bytes(), memory.peak_tensor_bytes()), memory.lap_peaks()):
-        assert abs(resident - 64 * MIB) < SLACK
-        assert abs(tensors - 64 * MIB) < SLACK
+    for peak in (*memory.lap_peaks(), memory.peak_tensor_bytes()):
+        assert abs(peak - 64 * MIB) < SLACK
     after = torch.ones(128 * MIB, dtype=torch.uint8)
-    assert memory.peak_bytes() > after.nbytes - SLACK
+    assert memory.lap_peaks()[0] > after.nbytes - SLACK
 
 
 def test_memory_freed_before_counting_hides_no_growth():
@@ -105,7 +106,7 @@ def test_cuda_counts_what_torch_allocated():
     held = torch.ones(32 * MIB, dtype=torch.uint8, device="cuda:0")
     assert memory.used_bytes() - before == 32 * MIB
     del held
-    assert (memory.used_bytes(), memory.peak_bytes()) == (before, before + 32 * MIB)
+    assert (memory.used_bytes(), memory.lap_peaks()[0]) == (before, before + 32 * MIB)
     assert memory.free_bytes() <= memory.total_bytes()
     memory.close()
 
@@ -114,5 +115,5 @@ def test_a_closed_memory_is_observed_no_longer(memory):
     trackers = memory_module._RESIDENT, memory_module._live()
     before = [len(tracker._watches) for tracker in trackers]
     memory.close()
-    assert [len(tracker._watches) for tracker in trackers] == [number - 2 for number in before]
-    assert memory.peak_bytes() >= 0
+    assert [len(tracker._watches) for tracker in trackers] == [before[0] - 1, before[1] - 2]
+    assert memory.lap_peaks()[0] >= 0
