@@ -15,6 +15,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.baselines.refusal import infeasible
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
@@ -38,9 +39,7 @@ def plan_checkpoint(problem: Problem) -> Plan:
     if fitting:
         best = min(fitting.values(), key=lambda choice: choice.seconds)
         return build_plan(problem, "checkpoint", (), _recomputes(best.blocks))
-    raise problem.infeasible_with_recomputes(
-        "checkpoint", _recomputes(min(choices, key=lambda choice: choice.peak_bytes).blocks)
-    )
+    raise infeasible(problem, "checkpoint", _recomputes(min(choices, key=lambda choice: choice.peak_bytes).blocks))
 
 
 @dataclass(frozen=True)

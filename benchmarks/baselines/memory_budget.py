@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.baselines.refusal import infeasible
 from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
@@ -43,7 +44,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
         if peak_bytes <= problem.budget_bytes:
             return build_plan(problem, "memory_budget", (), recomputes)
         tried.append((peak_bytes, recomputes))
-    raise problem.infeasible_with_recomputes("memory_budget", min(tried, key=lambda one: one[0])[1])
+    raise infeasible(problem, "memory_budget", min(tried, key=lambda one: one[0])[1])
 
 
 class _SavedActivations:

@@ -184,7 +184,8 @@ def _path(model: nn.Module) -> str:
         return "torch"
     if any(note.startswith("path: saved-tensor hooks") for note in session.notes):
         return "hooks"
-    ran = {graph for graph, _ in session.recorder.last_sequence}
+    ended = session.recorder.ended
+    ran = {graph for graph, _ in ended.sequence} if ended is not None else set()
     step = session.current_step()
     if step is not None and set(step.graphs) == ran:
         return "graph" if len(ran) == 1 else f"{len(ran)} graphs joined"

@@ -41,10 +41,6 @@ class OpCosts:
         scratch = tuple(scratch_bytes.get(o, b) for o, b in enumerate(self.scratch_bytes))
         return replace(self, scratch_bytes=scratch, pieces=pieces)
 
-    def up_to(self, stop: int) -> OpCosts:
-        """The costs of the first ``stop`` ops."""
-        return OpCosts(self.seconds[:stop], self.scratch_bytes[:stop], self.source, self.pieces[:stop])
-
     def of(self, op: int) -> tuple[Piece, ...]:
         """The allocations of ``op``; where none were traced, its scratch in one piece."""
         return self.pieces[op] if self.pieces else (Piece(self.scratch_bytes[op]),)

@@ -235,11 +235,6 @@ class Program:
         buffers = (replace(buffer, kind=kind) if buffer.is_gradient else buffer for buffer in self.buffers)
         return replace(self, buffers=tuple(buffers))
 
-    def up_to(self, stop: int) -> Program:
-        """The step truncated before op ``stop``."""
-        segments = tuple(replace(s, stop=min(s.stop, stop)) for s in self.segments if s.start < stop)
-        return replace(self, ops=self.ops[:stop], segments=segments, scratch_bytes=self.scratch_bytes[:stop])
-
     @cached_property
     def buffer_names(self) -> tuple[str, ...]:
         """Name of each buffer in messages: its own, or else its first value's; numbered where several share one."""

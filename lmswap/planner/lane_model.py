@@ -61,10 +61,6 @@ class Lanes:
         share, overlap = self._compute_factor, self._copy_seconds_left()
         self.clock += seconds / share if seconds < overlap * share else seconds + overlap * (1 - share)
 
-    def work_in(self, seconds: float) -> float:
-        """Work that compute does in the next ``seconds``, in seconds without copies."""
-        return seconds - min(seconds, self._copy_seconds_left()) * (1 - self._compute_factor)
-
     def wait(self, until: float) -> None:
         """Stalls compute until the time ``until``, if that is in the future."""
         self.clock = max(self.clock, until)

@@ -132,19 +132,6 @@ class Problem:
         """Whether the step can fit the budget if ``gaps`` are swapped."""
         return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
 
-    def infeasible_with_recomputes(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
-        """The error with the budget that ``policy`` needs with ``recomputes`` and no swaps, and where its peak is."""
-        runs, memory = self.memory.with_recomputes(recomputes)
-        peak = memory.peak
-        op = runs.program.ops[peak.op]
-        return PlanInfeasible(
-            budget_bytes=self.budget_bytes,
-            needed_bytes=peak.nbytes,
-            where=f"op {runs.ops[peak.op]} {op.title}",
-            live=peak.live,
-            policy=policy,
-        )
-
     def infeasible(self, policy: str, gaps: Sequence[Gap]) -> PlanInfeasible:
         """The error with the budget that ``policy`` needs if all ``gaps`` are swapped, and what is live at the peak."""
         curve = self.curve_without(gaps)

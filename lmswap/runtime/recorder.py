@@ -75,11 +75,6 @@ class Recorder:
         return self._current.sequence
 
     @property
-    def last_sequence(self) -> tuple[SegmentKey, ...]:
-        """The segments of the last step that ended."""
-        return self.ended.sequence if self.ended is not None else ()
-
-    @property
     def times_ops(self) -> bool:
         """Whether the ops of the step under way are timed."""
         return self._current.times_ops

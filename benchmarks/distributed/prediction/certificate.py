@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmswap.ir.certificate import Certificate
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.program import Program
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,11 @@ class RanksCertificate:
     alone: Certificate
     bucket: int | None = None
     before: Certificate | None = None
+
+
+def truncated(program: Program, costs: OpCosts, stop: int) -> tuple[Program, OpCosts]:
+    """The step before op ``stop``, and the costs of its ops."""
+    segments = tuple(replace(s, stop=min(s.stop, stop)) for s in program.segments if s.start < stop)
+    scratch_bytes = program.scratch_bytes[:stop]
+    program = replace(program, ops=program.ops[:stop], segments=segments, scratch_bytes=scratch_bytes)
+    return program, OpCosts(costs.seconds[:stop], costs.scratch_bytes[:stop], costs.source, costs.pieces[:stop])

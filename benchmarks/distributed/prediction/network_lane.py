@@ -41,7 +41,8 @@ class RankLanes(Lanes):
         """As `Lanes.run`: the op at the next position."""
         begun, share = self.clock, self._network.compute_factor
         beside = math.fsum(each.seconds for each in self._waiting) / self._network.busy_factor
-        alone = self.work_in(beside)  # work of compute meanwhile
+        # Work of compute meanwhile, in seconds without copies.
+        alone = beside - min(beside, self._copy_seconds_left()) * (1 - self._compute_factor)
         super().run(seconds / share if seconds < alone * share else seconds + alone * (1 - share))
         self._sum(begun, self.clock, self._network.busy_factor)
         if not self._waiting:

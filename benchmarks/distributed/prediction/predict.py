@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from benchmarks.distributed.prediction.certificate import RanksCertificate
+from benchmarks.distributed.prediction.certificate import RanksCertificate, truncated
 from benchmarks.distributed.prediction.ddp_buckets import Bucket, fill_buckets
 from benchmarks.distributed.prediction.network import Network
 from benchmarks.distributed.prediction.network_lane import RankLanes, Sum
@@ -94,7 +94,7 @@ def predict_ranks(
     behind = _behind(ranks.network, buckets, sums, costs)
     for bucket in _strongest_buckets(buckets, behind, costs):
         stop = buckets[bucket].last + 1
-        before = certify(StepMemory(program.up_to(stop), costs.up_to(stop)), machine, **limits)
+        before = certify(StepMemory(*truncated(program, costs, stop)), machine, **limits)
         if before.seconds + behind[bucket] > certificate.seconds:
             certificate = replace(certificate, seconds=before.seconds + behind[bucket], bucket=bucket, before=before)
     # The same seconds, summed in another order, may differ by rounding.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.distributed.prediction.certificate import RanksCertificate
+from benchmarks.distributed.prediction.certificate import RanksCertificate, truncated
 from benchmarks.distributed.prediction.ranks import Ranks
 from lmswap.errors import PlanInvalid
 from lmswap.ir.costs import OpCosts
@@ -49,7 +49,7 @@ def verify_ranks_certificate(
         if not 0 <= certificate.bucket < len(buckets):
             raise PlanInvalid("certificate", f"names bucket {certificate.bucket} of {len(buckets)}")
         stop = max(op for _, op in buckets[certificate.bucket]) + 1
-        verify_certificate(program.up_to(stop), costs.up_to(stop), machine, certificate.before, **limits)
+        verify_certificate(*truncated(program, costs, stop), machine, certificate.before, **limits)
         sums = [ranks.all_reduce_seconds(sum(n for n, _ in bucket)) for bucket in buckets[certificate.bucket :]]
         proven = max(proven, certificate.before.seconds + _least(ranks, sum(costs.seconds[stop:]), sum(sums)))
     if not certificate.seconds <= proven * (1 + _TOLERANCE):
