@@ -202,7 +202,7 @@ def enable(
     in_chunks = [each for each in optimizers if each not in whole]
     reference: weakref.ref[nn.Module] = weakref.ref(model)
     state = TrainingState(partial(named_parameters, reference), partial(named_buffers, reference), in_chunks, on_cpu)
-    session = _make_session(type(model).__name__, options, target, state)
+    session = _make_session(type(model).__name__, options, target, state, has_hooks=True)
     if target != lies_on:
         try:
             session.load(model)
@@ -436,6 +436,7 @@ def compile_backend(
             parsed,
             one_device(tensors),
             TrainingState(partial(alive_parameters, [weakref.ref(parameter) for parameter in parameters])),
+            has_hooks=False,
         )
         isolate_traces(backend)
         session.evict_with(backend)
@@ -449,8 +450,10 @@ def _refuse_closed(engine: int, *_: object) -> None:
     find_engine(engine)
 
 
-def _make_session(name: str, options: Options, device: torch.device, state: TrainingState) -> Session:
-    session = Session(name, options, device, state)
+def _make_session(
+    name: str, options: Options, device: torch.device, state: TrainingState, *, has_hooks: bool
+) -> Session:
+    session = Session(name, options, device, state, has_hooks=has_hooks)
     if session.verified is not None:
         _verified.append(session.verified)
     return session

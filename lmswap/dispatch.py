@@ -93,16 +93,14 @@ class ModelCall:
         if session.options.compiler == "eager":
             session.notes.append('path: saved-tensor hooks for the whole model, as requested by compiler="eager"')
         else:
-            session.has_hooks = True
-            is_own = session.options.compiler == "fx"
-            recompiles = self._recompiles
             self._compiled = CompiledCall(
                 model,
                 session,
-                takes_floats=is_own,
-                sizes_may_vary=lambda: session.may_share_plans and recompiles.sizes_may_vary(self._inside.shapes()),
+                takes_floats=session.runs_uncaptured,
+                sizes_may_vary=lambda: (
+                    session.may_share_plans and self._recompiles.sizes_may_vary(self._inside.shapes())
+                ),
             )
-            session.runs_uncaptured = is_own
 
     @property
     def is_running(self) -> bool:

@@ -114,8 +114,12 @@ class Session:
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
-    def __init__(self, name: str, options: Options, device: torch.device, state: TrainingState) -> None:
+    def __init__(
+        self, name: str, options: Options, device: torch.device, state: TrainingState, *, has_hooks: bool
+    ) -> None:
         """Open the engine and its tier; ``state`` is the model's.
+
+        ``has_hooks``: where its graphs cannot serve the model, saved-tensor hooks can.
 
         Raises:
             OptionError: the budget or the tier is not available on ``device``.
@@ -186,10 +190,8 @@ class Session:
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._replanner = Replanner(context, planner, self.plans)
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, machine.now), self.note_once)
-        # Whether hooks can serve the model without graphs, and whether they have to from its next call on.
-        self.has_hooks, self.leaves_graphs = False, False
+        self.has_hooks, self.leaves_graphs = has_hooks, False  # whether hooks have to from its next call on
         self._process = os.getpid()
-        self.runs_uncaptured = False  # code whose graph cannot be planned; hooks serve what it saves
         self._backwards = ActiveBackwards(name)
         self._repeated: tuple[CapturedGraph, int] | None = None  # what may repeat: see `_repeats`
         self._owner: weakref.finalize[..., Any] | None = None
@@ -218,6 +220,11 @@ class Session:
             keeps_symbols=self.may_share_plans,
             max_captures=MAX_GRAPHS if self.runs_uncaptured else None,  # then hooks serve the model
         )
+
+    @property
+    def runs_uncaptured(self) -> bool:
+        """Whether code runs whose graph cannot be planned; hooks serve what it saves."""
+        return self.has_hooks and self.options.compiler == "fx"
 
     @property
     def may_share_plans(self) -> bool:
@@ -512,7 +519,7 @@ class Session:
             # Checks take memory of their own, as the notes say.
             if step is not None and step.peaks.used_bytes > budget_bytes and self.verified is None:
                 num_models = sum(session.device == self.device for session in Session._open)
-                is_hooked = self._is_hooked(step.sequence)
+                is_hooked = self.is_hooked(step.sequence)
                 self._budget_monitor.report(step, num_models=num_models, is_hooked=is_hooked)
 
     def _forwards_alone(self) -> EndedStep | None:
@@ -523,14 +530,11 @@ class Session:
         forwards = [graph for graph, phase in sequence if phase == "forward"]
         if len(forwards) < 2 or any(phase == "backward" for _, phase in sequence):
             return None
-        are_calls = len(set(forwards)) < len(forwards) or self._is_hooked(sequence)
+        are_calls = len(set(forwards)) < len(forwards) or self.is_hooked(sequence)
         return self.recorder.pending() if are_calls else None
 
-    def runs_graphs(self, step: EndedStep) -> bool:
-        """Return whether graphs served ``step``, not hooks."""
-        return not self._is_hooked(step.sequence)
-
-    def _is_hooked(self, sequence: Sequence[SegmentKey]) -> bool:
+    def is_hooked(self, sequence: Sequence[SegmentKey]) -> bool:
+        """Return whether hooks served the step of this ``sequence``, not graphs."""
         ran = {graph for graph, phase in sequence if phase != "inference"}
         return UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran)
 

@@ -41,7 +41,7 @@ def snapshot(session: Session) -> Report:
             "measured": last.timeline(step.merged.program.buffer_names if step is not None else ()),
             "measured_peak_bytes": last.step.peaks.used_bytes,
             "measured_tensor_peak_bytes": last.step.peaks.tensor_bytes,
-            "own_seconds": last.step.own_seconds if session.runs_graphs(last.step) else None,
+            "own_seconds": None if session.is_hooked(last.step.sequence) else last.step.own_seconds,
             "host_bound_seconds": last.host_bound_seconds if session.device.type == "cuda" else None,
             "tier_peak_bytes": last.step.peaks.tier_bytes,
         }
