@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
+from lmswap.capture.aot_stages import Compiled, MakeVariant, Variant, trace_once, variant
 from lmswap.capture.numerics.accumulation_order import VIEWS, AccumulationWatch, reorders_view_gradients
 from lmswap.capture.numerics.correct_metadata import retrace
 from lmswap.capture.numerics.double_backward import detect_double_backward
@@ -107,10 +107,7 @@ def compile_region(
     Raises:
         CaptureError: something is enabled that would change the graphs after they are planned.
     """
-    refuse_graph_rewriters()
-    own_parameters = parameters_of(module, inputs if given is None else given, handler.parameter_names())
-    gradient_order = GradientOrder()
-    gradient_order.instrument(module)
+    make_variant = variants_of(module, inputs if given is None else given, handler, _GraphVariant)
     compiler = aot_autograd.aot_autograd(
         fw_compiler=lambda graph, _: variant(graph).forward(graph),
         bw_compiler=lambda graph, _: variant(graph).backward(graph),
@@ -120,7 +117,7 @@ def compile_region(
     with no_python_kernels(), no_float_tensors(), aot_autograd.backward_without_autocast():
         return trace_once(
             lambda: compiler(module, inputs),
-            lambda handler, sizes: _GraphVariant(handler, copy.copy(gradient_order), own_parameters, sizes),
+            make_variant,
             handler,
             around=lambda _: no_float_tensors(),
         )
@@ -149,8 +146,8 @@ def _partition(
     return forward, backward
 
 
-class _GraphVariant(Variant):
-    """A region whose ops run one by one."""
+class RegionVariant(Variant):
+    """A region as compiled for one plan of ``handler``; its backward yields gradients in the order of eager mode."""
 
     def __init__(
         self,
@@ -159,32 +156,82 @@ class _GraphVariant(Variant):
         own_parameters: Callable[[fx.Graph], Mapping[int, str]],
         sizes: Sizes | None,
     ) -> None:
-        self._handler, self._gradient_order, self._own_parameters = handler, gradient_order, own_parameters
-        self._sizes = sizes
-        self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
-        self._parts: Sequence[Sequence[int]] = ()  # positions of the gradients that each part of the backward gives
+        """``sizes``: for which the graphs are lowered, if not for those of the trace."""
+        self.handler, self.gradient_order, self.sizes = handler, gradient_order, sizes
+        self._own_parameters, self._has_backward = own_parameters, False
 
     def edit(self, graphs: Sequence[SegmentGraph]) -> None:
         """See `Variant`."""
-        self._handler.edit(graphs, self._own_parameters(graphs[0].fx_graph))
+        self.handler.edit(graphs, self._own_parameters(graphs[0].fx_graph))
         for backward in graphs[1:]:
-            self._parts = results_by_part(backward.fx_graph)
-            self._gradient_order.set_parts(self._parts)
-            self._tangents = TangentAdapter(backward.module, self._handler.output_metadata, self._handler.note)
+            self.gradient_order.set_parts(results_by_part(backward.fx_graph))
+            self._has_backward = True
+
+    def prepare_forward(self) -> None:
+        """Prepare for compiling the forward graph of a region with a backward."""
+        aot_autograd.allow_retain_graph()
+        if aot_autograd.overwrites_differentiable_inputs():
+            self.gradient_order.disable_parts()
+
+    def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
+        """See `Variant`."""
+        own = self.handler.own
+        given = [*self.gradient_order.reorder_inputs(arguments)]
+        own.seconds += perf_counter()
+        outputs = compiled(given)
+        own.seconds -= perf_counter()
+        if self._has_backward:
+            detect_double_backward(outputs, self.handler.differentiated_twice, self.note_arriving)
+        return outputs
+
+    def note_arriving(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Note which gradients the backward that is about to run gets."""
+
+
+def variants_of(
+    module: fx.GraphModule, given: Sequence[Any], handler: GraphHandler, kind: type[RegionVariant]
+) -> MakeVariant:
+    """Return what makes variants of the region of ``module``, Dynamo's graph, which is prepared for its trace.
+
+    Raises:
+        CaptureError: something is enabled that would change the graphs after they are planned.
+    """
+    refuse_graph_rewriters()
+    own_parameters = _parameters_of(module, given, handler.parameter_names())
+    gradient_order = GradientOrder()
+    gradient_order.instrument(module)
+    return lambda handler, sizes: kind(handler, copy.copy(gradient_order), own_parameters, sizes)
+
+
+class _GraphVariant(RegionVariant):
+    """A region whose ops run one by one."""
+
+    _tangents: TangentAdapter | None = None  # of the region's backward, if it has one
+
+    def edit(self, graphs: Sequence[SegmentGraph]) -> None:
+        """See `Variant`."""
+        super().edit(graphs)
+        for backward in graphs[1:]:
+            self._tangents = TangentAdapter(backward.module, self.handler.output_metadata, self.handler.note)
+
+    def note_arriving(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """See `RegionVariant`."""
+        assert self._tangents is not None
+        self._tangents.note_arriving(gradients)
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
         """Compile the forward graph; likewise the next two."""
-        prepare_forward(self._gradient_order)
+        self.prepare_forward()
         aot_autograd.accept_tangent_layouts()
-        return boxed(_keep_output_strides(self._handler.compiled(graph, "forward")))
+        return boxed(_keep_output_strides(self.handler.compiled(graph, "forward")))
 
     def backward(self, graph: fx.GraphModule) -> BoxedFunction:
-        backward, tangents = self._handler.compiled_backward(graph), self._tangents
+        backward, tangents = self.handler.compiled_backward(graph), self._tangents
         assert tangents is not None
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
-        tensors, own = self._gradient_order.tensors, self._handler.own
-        sums = AccumulationWatch(graph.graph, tensors, self._handler.note)
-        has_parts = len(self._parts) > 1  # some gradients are ready before the others
+        tensors, own = self.gradient_order.tensors, self.handler.own
+        sums = AccumulationWatch(graph.graph, tensors, self.handler.note)
+        has_parts = len(results_by_part(graph.graph)) > 1  # some gradients are ready before the others
 
         def run(arguments: list[Any]) -> Sequence[Any]:
             own.seconds -= perf_counter()
@@ -197,25 +244,14 @@ class _GraphVariant(Variant):
         return boxed(run)
 
     def inference(self, graph: fx.GraphModule) -> BoxedFunction:
-        fix_sizes(graph.graph, self._sizes)
-        retrace(graph.graph, (), self._handler.output_metadata)
+        fix_sizes(graph.graph, self.sizes)
+        retrace(graph.graph, (), self.handler.output_metadata)
         functionalize_random_ops(graph.graph)
         self.edit((without_backward(graph),))
-        return boxed(self._handler.compiled(graph, "inference"))
-
-    def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
-        """See `Variant`."""
-        own = self._handler.own
-        given = [*self._gradient_order.reorder_inputs(arguments)]
-        own.seconds += perf_counter()
-        outputs = compiled(given)
-        own.seconds -= perf_counter()
-        if self._tangents is not None:
-            detect_double_backward(outputs, self._handler.differentiated_twice, self._tangents.note_arriving)
-        return outputs
+        return boxed(self.handler.compiled(graph, "inference"))
 
 
-def parameters_of(
+def _parameters_of(
     region: fx.GraphModule, inputs: Sequence[Any], known: Mapping[int, str]
 ) -> Callable[[fx.Graph], dict[int, str]]:
     """Return a function from a graph made of Dynamo's graph ``region`` to its parameters' names, by position.
@@ -268,13 +304,6 @@ def boxed(function: BoxedFunction) -> BoxedFunction:
             return function(arguments)
 
     return aot_autograd.boxed(run)
-
-
-def prepare_forward(gradient_order: GradientOrder) -> None:
-    """Prepare for compiling a forward graph, whose backward yields gradients in the order of ``gradient_order``."""
-    aot_autograd.allow_retain_graph()
-    if aot_autograd.overwrites_differentiable_inputs():
-        gradient_order.disable_parts()
 
 
 def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:

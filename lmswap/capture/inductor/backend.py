@@ -9,20 +9,16 @@ the graph before fusion; random ops are never recomputed.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from time import perf_counter
 from typing import Any
 
 from torch import fx
 
-from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_graph_rewriters
-from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
+from lmswap.capture.aot import GraphHandler, RegionVariant, boxed, variants_of
+from lmswap.capture.aot_stages import Compiled, trace_once, variant
 from lmswap.capture.inductor.kernel_order import chain_calls, check_order
-from lmswap.capture.numerics.double_backward import detect_double_backward
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
-from lmswap.capture.numerics.gradient_order import GradientOrder
 from lmswap.errors import CaptureError
 from lmswap.progress import reported
 from lmswap.runtime import ops
@@ -77,13 +73,11 @@ def compile_region(
     Raises:
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
     """
-    refuse_graph_rewriters()
-    own_parameters, gradient_order = parameters_of(module, given, handler.parameter_names()), GradientOrder()
-    gradient_order.instrument(module)
+    make_variant = variants_of(module, given, handler, _InductorVariant)
     patches = {**AS_TRACED, **_UNCACHED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
         lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
-        lambda handler, _: _InductorVariant(handler, copy.copy(gradient_order), own_parameters),
+        make_variant,
         handler,
         _inductors_own,
     )
@@ -100,7 +94,7 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
     phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
     own: _InductorVariant = variant(graph)
     if phase == "forward":
-        prepare_forward(own.gradient_order)
+        own.prepare_forward()
     if phase == "inference":
         own.edit((without_backward(graph),))
     if len(results_by_part(graph.graph)) > 1:
@@ -121,20 +115,12 @@ def _as_planned(graph: fx.GraphModule, examples: Sequence[Any], how: dict[str, A
     return compiled
 
 
-class _InductorVariant(Variant):
+class _InductorVariant(RegionVariant):
     """A region that Inductor compiles."""
-
-    def __init__(
-        self,
-        handler: GraphHandler,
-        gradient_order: GradientOrder,
-        own_parameters: Callable[[fx.Graph], Mapping[int, str]],
-    ) -> None:
-        self._handler, self.gradient_order, self._own_parameters = handler, gradient_order, own_parameters
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """Return ``function``, run in the handler's context."""
-        running = self._handler.running
+        running = self.handler.running
 
         def run(arguments: list[Any]) -> Any:
             with running(phase):
@@ -149,7 +135,7 @@ class _InductorVariant(Variant):
             examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
             return _as_planned(part, examples, {**how, "static_input_idxs": ()})
 
-        handler, parts = self._handler, compile_parts(backward, compile_part)
+        handler, parts = self.handler, compile_parts(backward, compile_part)
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             with handler.running("backward"):
@@ -163,24 +149,12 @@ class _InductorVariant(Variant):
     def edit(self, graphs: Sequence[SegmentGraph]) -> None:
         """See `Variant`; mark the graphs if any has changed."""
         before = [len(graph.fx_graph.nodes) for graph in graphs]
-        self._handler.edit(graphs, self._own_parameters(graphs[0].fx_graph))
+        super().edit(graphs)
         is_rewritten = before != [len(graph.fx_graph.nodes) for graph in graphs]
         for graph in graphs:
             graph.module.meta[_IS_REWRITTEN] = is_rewritten
             _check_movable(graph.fx_graph)
             _keep_strides(graph.fx_graph)
-        for backward in graphs[1:]:
-            self.gradient_order.set_parts(results_by_part(backward.fx_graph))
-
-    def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
-        """See `Variant`."""
-        own = self._handler.own
-        given = [*self.gradient_order.reorder_inputs(arguments)]
-        own.seconds += perf_counter()
-        outputs = compiled(given)
-        own.seconds -= perf_counter()
-        detect_double_backward(outputs, self._handler.differentiated_twice)
-        return outputs
 
 
 class _Partitioner(CustomPartitionerFn):

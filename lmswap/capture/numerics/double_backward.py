@@ -23,7 +23,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def detect_double_backward(
-    outputs: Iterable[Any], message: Callable[[], str], note_arriving: Callable[[Gradients], None] | None = None
+    outputs: Iterable[Any], message: Callable[[], str], note_arriving: Callable[[Gradients], None]
 ) -> None:
     """Call ``message`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
 
@@ -38,8 +38,7 @@ def detect_double_backward(
         return
 
     def begins(given: Gradients) -> None:
-        if note_arriving is not None:
-            note_arriving(given)
+        note_arriving(given)
         if torch.is_grad_enabled():
             # A batch of gradients (legacy vmap) is differentiated below its wrapper, where no node of ours would be.
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
