@@ -13,8 +13,8 @@ first plan, as for another order of its graphs, starts at TRACED. Rules:
 - Between two steps `Replanner` measures a `StepObservation`, which is immutable; nothing else reads the device for it.
 - `replan_triggers` decides without torch and without effects: `counted` adds the observation to the step, `triggers`
   gives the reasons to replan, `merged` completes the one `PlanRequest` for them. At most one search answers it.
-- `Planner` searches a request and changes nothing. `StepPlans.search` lowers the retention of a refused request, within
-  what `RetentionEstimate` allows; the answer names it, and `StepPlans.adopt`, which alone activates plans, assumes it.
+- `Planner` searches a request, and activates nothing. It lowers the retention of a refused request, within what
+  `RetentionEstimate` allows; the answer names it, and `StepPlans.adopt`, which alone activates plans, assumes it.
 - A `PlannedStep` is immutable; `StepPlans` alone replaces it. `BudgetTracker.take_share` and `widen` alone change the
   budget; an `Allowance` is its immutable split for one step.
 - Reasons are data, of `lmswap.reporting.replan_reasons`, whose sentences the notes of reports have.

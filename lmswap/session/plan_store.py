@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 
 import torch
 
-from lmswap.analyze.memory import StepMemory
-from lmswap.capture.caller_memory import loss_bytes, without_losses
+from lmswap.capture.caller_memory import without_losses
 from lmswap.capture.merge_programs import MergedPrograms
-from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
+from lmswap.errors import PlanMismatch
 from lmswap.ir.backward_parts import part_bytes
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Machine
 from lmswap.ir.program import Program
-from lmswap.planner import import_search, is_search_imported, reprice, simulate
+from lmswap.planner import simulate
 from lmswap.planner.cache import CachedPlan, PlanCache
 from lmswap.planner.memory.pack_arena import common_arena_bytes
 from lmswap.planner.memory.pack_tier import host_copy_bytes
@@ -28,7 +25,6 @@ from lmswap.reporting.text import format_seconds
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.context import ModelContext
-from lmswap.session.engine_setup import notes_on_sample
 from lmswap.session.plan_request import PlanRequest, with_streams
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
 from lmswap.session.planner import Planner
@@ -51,7 +47,7 @@ class StepPlans:
         self._options = options = context.options
         self._planner, self._engine, self._memory = planner, context.engine, context.memory
         self._budget, self._retention, self._machine = context.budget, context.retention, context.machine
-        self._notes, self._pinned, self._node = context.plan_notes, context.pinned, context.node
+        self._pinned, self._node = context.pinned, context.node
         self._weights = context.weights
         self._steps: dict[tuple[int, ...], PlannedStep] = {}  # in the order in which their plans were activated
         self._kind = {
@@ -100,7 +96,7 @@ class StepPlans:
 
     def active(self) -> tuple[tuple[Program, CachedPlan], ...]:
         """Return all planned steps, priced and certified by the current costs."""
-        return tuple((step.merged.program, self.priced(step)) for step in self._steps.values())
+        return tuple((step.merged.program, self._planner.priced(step)) for step in self._steps.values())
 
     def make(
         self,
@@ -129,107 +125,20 @@ class StepPlans:
         if known is not None and self._still_serves(known, program, allowance):
             return self.adopt(graphs, merged, known, allowance, FROM_CACHE)
         machine = known.machine if known is not None else self._machine.now
-        request, started = self.request(program, costs, machine, allowance), time.perf_counter()
-        met, planned = (self._plan_together if known is None else self._search_within_budget)(graphs, request)
+        request, started = self._planner.request(program, costs, machine, allowance), time.perf_counter()
+        met, planned = (self._plan_together if known is None else self._planner.search_within_budget)(graphs, request)
         origin = f"made in {format_seconds(time.perf_counter() - started)}"
         self.remember(program, planned)
         if met is None:
             return self.adopt(graphs, merged, planned, allowance, FROM_OTHER_RANK)
         return self.adopt(graphs, merged, planned, met.allowance, origin, retention=met.retention)
 
-    def request(self, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance) -> PlanRequest:
-        """Return the request for a plan by the model's policy, for what its caller is assumed to hold."""
-        return PlanRequest(program, costs, machine, allowance, self._retention.assumed, self._options.policy)
-
-    def search(self, request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
-        """Search a plan for ``request``; in an arena for less and less retention until there is one.
-
-        Returns:
-            The request that the plan meets, which names its retention, and the plan; nothing is activated.
-
-        Raises:
-            PlanInfeasible: no plan fits the budget.
-            TierError: no plan fits the tier.
-        """
-        choices = self._retention.choices if self._engine.arena is not None else (self._retention.assumed,)
-        met, plan = self._planner.search(self._with_needed(request), choices)
-        return met, CachedPlan(plan, met.costs, met.machine, met.allowance.room)
-
-    def try_within(self, program: Program, costs: OpCosts, allowance: Allowance) -> CachedPlan | None:
-        """Search a plan for what a step may occupy if more state streams, activate nothing; None if there is none."""
-        request = self.request(program, costs, self._machine.now, allowance)
-        with suppress(PlanInfeasible, TierError):
-            return (self._keeping_all(request, streams=True) or self.search(request))[1]
-        return None
-
-    def _keeping_all(self, request: PlanRequest, *, streams: bool = False) -> tuple[PlanRequest, CachedPlan] | None:
-        """Return a plan that moves nothing if it fits with the margin of such a step only; else None."""
-        allowance = self._budget.unmoved(request.allowance, request.program, streams=streams)
-        unmoved = replace(request, allowance=allowance)
-        if request.keeps_all or not unmoved.keeps_all:
-            return None
-        with suppress(PlanInfeasible, TierError):
-            found = self.search(unmoved)
-            if not found[1].plan.moves:  # offsets of its tensors in an arena may take more
-                return found
-        return None
-
-    def _with_needed(self, request: PlanRequest) -> PlanRequest:
-        """Return ``request`` with what a search for it has to know; for a step that fits as it is, that is nothing.
-
-        The memory that stays in use is not the model's.
-        """
-        if request.keeps_all:
-            return request
-        self._import_search()
-        was_measured = self._machine.now.is_measured
-        with self._memory.uncounted():
-            machine = self._machine.measured()
-        if not was_measured:
-            self._notes.extend(notes_on_sample(machine.tier(self._options.tier)))
-        return request if request.machine.is_measured else replace(request, machine=machine)
-
-    def _import_search(self) -> None:
-        """Import what searches and certificates need: on a CPU 36 MiB, which are not the model's."""
-        if not is_search_imported():
-            with self._memory.uncounted():
-                import_search()
-
-    def _search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
-        """Search the first plan of a step, as `search`; a refused share is widened to what suffices."""
-        while True:
-            try:
-                return self._keeping_all(request) or self._search_without_assumed(graphs, request)
-            except PlanInfeasible as error:
-                refusal = error.with_traceback(None)
-            allowance = request.allowance
-            unmoved = self._budget.unmoved(allowance, request.program)
-            if allowance != unmoved:
-                refusal = self._least(refusal, request.program, request.costs, unmoved)
-            if not self._budget.widen(allowance, refusal.needed_bytes):
-                raise self._advised(refusal, request)
-            request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
-
-    def _search_without_assumed(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
-        """Search as `search`; assumed memory of a loss is no reason to refuse a budget."""
-        program, costs = request.program, request.costs
-        lean = self._planner.losses.without_assumed(costs, program, graphs)
-        try:
-            return self.search(request)
-        except PlanInfeasible as error:
-            if lean == costs or error.needed_bytes - error.budget_bytes > loss_bytes(costs, program):
-                raise  # a search takes seconds
-        found = self.search(replace(request, costs=lean))
-        assumed = format_bytes(loss_bytes(costs, program))
-        self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
-        return found
-
     def swap_all(self, graphs: tuple[int, ...], merged: MergedPrograms, costs: OpCosts) -> PlannedStep:
         """Activate a plan that swaps all it can, for a step that no plan fits."""
         allowance = self._allowance(merged.program, costs)
         unlimited = allowance.of_step_bytes(_NO_BUDGET_BYTES)
-        request = self.request(merged.program, costs, self._machine.now, unlimited)
-        _, planned = self.search(replace(request, policy="swap_all"))
+        request = self._planner.request(merged.program, costs, self._machine.now, unlimited)
+        _, planned = self._planner.search(replace(request, policy="swap_all"))
         planned = replace(planned, room=allowance.room)
         return self.adopt(graphs, merged, planned, allowance, "swaps whatever it can")
 
@@ -340,64 +249,6 @@ class StepPlans:
         """Return what gradients hold outside of ``step`` if each is accumulated as it is computed."""
         return part_bytes(step.merged.program.gradient_bytes)
 
-    def priced(self, step: PlannedStep) -> PlannedStep:
-        """Return ``step`` with its plan priced and certified by its current costs."""
-        self._import_search()
-        costs = with_streams(step.merged.program, step.costs, step.allowance)
-        priced = reprice(step.plan, step.merged.program, costs, step.machine, **self._options.swap_limits)
-        return replace(step, plan=priced)
-
-    def least_bytes(self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool = False) -> int:
-        """Return the least budget found for a step, by the model's policy; a slightly smaller one may suffice, too.
-
-        ``streams``: ``allowance`` is as if optimizer state did.
-        """
-        refusal = self.refusal(program, costs, allowance.of_step_bytes(1), streams=streams)
-        return allowance.fixed_bytes if refusal is None else refusal.needed_bytes
-
-    def refusal(
-        self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool
-    ) -> PlanInfeasible | None:
-        """Return why no plan of the step fits ``allowance``, which names the least budget; None if one does.
-
-        Raises:
-            TierError: the tier has no room for what would have to be swapped.
-        """
-        request = self.request(program, costs, self._machine.now, allowance)
-        try:
-            self.search(request)
-        except PlanInfeasible as error:
-            unmoved = self._budget.unmoved(allowance, program, streams=streams)
-            return self._advised(self._least(error.with_traceback(None), program, costs, unmoved), request)
-        return None
-
-    def _advised(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
-        """Return ``refusal`` in the terms of the given budget, with another policy if that fits."""
-        if (shares := self._budget.shares(refusal.needed_bytes, request.allowance)) is not None:
-            free = format_bytes(self._budget.max_bytes)
-            return refusal.but(shares=shares, instead=f"of which the device has {free} to spare")
-        if request.policy == "auto":
-            return refusal
-        try:
-            self.search(replace(request, policy="auto"))
-        except (PlanInfeasible, TierError):
-            return refusal
-        return refusal.but(instead="policy='auto', which fits")
-
-    @staticmethod
-    def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
-        """Return ``refusal``, or that of a step without swaps and recomputes if that needs less, with its margin."""
-        peak = StepMemory(program, with_streams(program, costs, unmoved)).peak
-        needed_bytes = unmoved.fixed_bytes + peak.nbytes
-        if needed_bytes >= refusal.needed_bytes:
-            return refusal
-        return refusal.but(
-            needed_bytes=needed_bytes,
-            where=f"op {peak.op} {program.ops[peak.op].title}",
-            live=peak.live,
-            parts=(*unmoved.parts, ("for the step's tensors", peak.nbytes)),
-        )
-
     def described(self, step: PlannedStep) -> Program:
         """Return the program of ``step`` with the memory outside of it that its budget counts in a new process."""
         program = step.merged.program
@@ -455,7 +306,7 @@ class StepPlans:
         own: list[tuple[PlanRequest, CachedPlan]] = []
 
         def compute() -> bytes:
-            own.append(self._search_within_budget(graphs, request))
+            own.append(self._planner.search_within_budget(graphs, request))
             return self._cache.pack(own[0][1])
 
         if self._node is not None:
@@ -463,7 +314,7 @@ class StepPlans:
             planned = None if own else self._unpack_fitting(packed, request.program, request.allowance)
             if planned is not None:
                 return None, planned
-        return own[0] if own else self._search_within_budget(graphs, request)
+        return own[0] if own else self._planner.search_within_budget(graphs, request)
 
     def is_owned_by_other_rank(self, program: Program) -> bool:
         """Whether another rank of this machine replans ``program`` by measured steps; if none does, this one will."""

@@ -1,25 +1,32 @@
-"""Searches plans for one model's steps; refusals are in terms of the model's budget."""
+"""Searches plans for one model's steps within its budget; refusals are in terms of that. It activates none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from lmswap.capture.caller_memory import LossMeter, without_losses
+from lmswap.analyze.memory import StepMemory
+from lmswap.capture.caller_memory import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.hardware.local_ranks import num_local_processes
 from lmswap.ir.arena_layout import ArenaLayout
+from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.planner import make_plan, reprice
+from lmswap.planner import import_search, is_search_imported, make_plan, reprice
+from lmswap.planner.cache import CachedPlan
 from lmswap.planner.memory.fit_arena import fit_arena
 from lmswap.planner.memory.pack_arena import pack_arena
 from lmswap.planner.memory.shrink_residency import shrink_residency
 from lmswap.progress import reported
+from lmswap.session.allowance import Allowance
 from lmswap.session.context import ModelContext
-from lmswap.session.plan_request import PlanRequest
+from lmswap.session.engine_setup import notes_on_sample
+from lmswap.session.plan_request import PlanRequest, with_streams
+from lmswap.session.planned_step import PlannedStep
 from lmswap.session.retention import Retention
 
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
@@ -31,11 +38,158 @@ class Planner:
 
     def __init__(self, context: ModelContext) -> None:
         self._options, self._engine, self._memory = context.options, context.engine, context.memory
+        self._budget, self._retention, self._machine = context.budget, context.retention, context.machine
+        self._notes = context.plan_notes
         self.losses = LossMeter(context.memory)
         self._laid_out: tuple[tuple[Program, Plan, Retention], ArenaLayout] | None = None  # the last layout
 
+    def request(self, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance) -> PlanRequest:
+        """Return the request for a plan by the model's policy, for what its caller is assumed to hold."""
+        return PlanRequest(program, costs, machine, allowance, self._retention.assumed, self._options.policy)
+
+    def search(self, request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
+        """Search a plan for ``request``; in an arena for less and less retention until there is one.
+
+        Returns:
+            The request that the plan meets, which names its retention, and the plan; nothing is activated.
+
+        Raises:
+            PlanInfeasible: no plan fits the budget.
+            TierError: no plan fits the tier.
+        """
+        choices = self._retention.choices if self._engine.arena is not None else (self._retention.assumed,)
+        met, plan = self._search_alternatives(self._with_needed(request), choices)
+        return met, CachedPlan(plan, met.costs, met.machine, met.allowance.room)
+
+    def try_within(self, program: Program, costs: OpCosts, allowance: Allowance) -> CachedPlan | None:
+        """Search a plan for what a step may occupy if more state streams, activate nothing; None if there is none."""
+        request = self.request(program, costs, self._machine.now, allowance)
+        with suppress(PlanInfeasible, TierError):
+            return (self._keeping_all(request, streams=True) or self.search(request))[1]
+        return None
+
+    def search_within_budget(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
+        """Search the first plan of a step, as `search`; a refused share is widened to what suffices."""
+        while True:
+            try:
+                return self._keeping_all(request) or self._search_without_assumed(graphs, request)
+            except PlanInfeasible as error:
+                refusal = error.with_traceback(None)
+            allowance = request.allowance
+            unmoved = self._budget.unmoved(allowance, request.program)
+            if allowance != unmoved:
+                refusal = self._least(refusal, request.program, request.costs, unmoved)
+            if not self._budget.widen(allowance, refusal.needed_bytes):
+                raise self._advised(refusal, request)
+            request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
+
+    def refusal(
+        self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool
+    ) -> PlanInfeasible | None:
+        """Return why no plan of the step fits ``allowance``, which names the least budget; None if one does.
+
+        Raises:
+            TierError: the tier has no room for what would have to be swapped.
+        """
+        request = self.request(program, costs, self._machine.now, allowance)
+        try:
+            self.search(request)
+        except PlanInfeasible as error:
+            unmoved = self._budget.unmoved(allowance, program, streams=streams)
+            return self._advised(self._least(error.with_traceback(None), program, costs, unmoved), request)
+        return None
+
+    def least_bytes(self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool = False) -> int:
+        """Return the least budget found for a step, by the model's policy; a slightly smaller one may suffice, too.
+
+        ``streams``: ``allowance`` is as if optimizer state did.
+        """
+        refusal = self.refusal(program, costs, allowance.of_step_bytes(1), streams=streams)
+        return allowance.fixed_bytes if refusal is None else refusal.needed_bytes
+
+    def priced(self, step: PlannedStep) -> PlannedStep:
+        """Return ``step`` with its plan priced and certified by its current costs."""
+        self._import_search()
+        costs = with_streams(step.merged.program, step.costs, step.allowance)
+        priced = reprice(step.plan, step.merged.program, costs, step.machine, **self._options.swap_limits)
+        return replace(step, plan=priced)
+
+    def _keeping_all(self, request: PlanRequest, *, streams: bool = False) -> tuple[PlanRequest, CachedPlan] | None:
+        """Return a plan that moves nothing if it fits with the margin of such a step only; else None."""
+        allowance = self._budget.unmoved(request.allowance, request.program, streams=streams)
+        unmoved = replace(request, allowance=allowance)
+        if request.keeps_all or not unmoved.keeps_all:
+            return None
+        with suppress(PlanInfeasible, TierError):
+            found = self.search(unmoved)
+            if not found[1].plan.moves:  # offsets of its tensors in an arena may take more
+                return found
+        return None
+
+    def _search_without_assumed(self, graphs: tuple[int, ...], request: PlanRequest) -> tuple[PlanRequest, CachedPlan]:
+        """Search as `search`; assumed memory of a loss is no reason to refuse a budget."""
+        program, costs = request.program, request.costs
+        lean = self.losses.without_assumed(costs, program, graphs)
+        try:
+            return self.search(request)
+        except PlanInfeasible as error:
+            if lean == costs or error.needed_bytes - error.budget_bytes > loss_bytes(costs, program):
+                raise  # a search takes seconds
+        found = self.search(replace(request, costs=lean))
+        assumed = format_bytes(loss_bytes(costs, program))
+        self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
+        return found
+
+    def _with_needed(self, request: PlanRequest) -> PlanRequest:
+        """Return ``request`` with what a search for it has to know; for a step that fits as it is, that is nothing.
+
+        The memory that stays in use is not the model's.
+        """
+        if request.keeps_all:
+            return request
+        self._import_search()
+        was_measured = self._machine.now.is_measured
+        with self._memory.uncounted():
+            machine = self._machine.measured()
+        if not was_measured:
+            self._notes.extend(notes_on_sample(machine.tier(self._options.tier)))
+        return request if request.machine.is_measured else replace(request, machine=machine)
+
+    def _import_search(self) -> None:
+        """Import what searches and certificates need: on a CPU 36 MiB, which are not the model's."""
+        if not is_search_imported():
+            with self._memory.uncounted():
+                import_search()
+
+    def _advised(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
+        """Return ``refusal`` in the terms of the given budget, with another policy if that fits."""
+        if (shares := self._budget.shares(refusal.needed_bytes, request.allowance)) is not None:
+            free = format_bytes(self._budget.max_bytes)
+            return refusal.but(shares=shares, instead=f"of which the device has {free} to spare")
+        if request.policy == "auto":
+            return refusal
+        try:
+            self.search(replace(request, policy="auto"))
+        except (PlanInfeasible, TierError):
+            return refusal
+        return refusal.but(instead="policy='auto', which fits")
+
+    @staticmethod
+    def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
+        """Return ``refusal``, or that of a step without swaps and recomputes if that needs less, with its margin."""
+        peak = StepMemory(program, with_streams(program, costs, unmoved)).peak
+        needed_bytes = unmoved.fixed_bytes + peak.nbytes
+        if needed_bytes >= refusal.needed_bytes:
+            return refusal
+        return refusal.but(
+            needed_bytes=needed_bytes,
+            where=f"op {peak.op} {program.ops[peak.op].title}",
+            live=peak.live,
+            parts=(*unmoved.parts, ("for the step's tensors", peak.nbytes)),
+        )
+
     @reported("planning a step", "planning")
-    def search(self, request: PlanRequest, choices: Sequence[Retention]) -> tuple[PlanRequest, Plan]:
+    def _search_alternatives(self, request: PlanRequest, choices: Sequence[Retention]) -> tuple[PlanRequest, Plan]:
         """Search a plan for ``request``, with each of ``choices`` of retention until one is met.
 
         Returns:

@@ -285,7 +285,7 @@ class Replanner:
 
     def _reprice(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, planned by other costs, with a plan priced by its current ones, for the next process too."""
-        priced = self._plans.priced(step)
+        priced = self._planner.priced(step)
         self._memory.compact()
         self._plans.remember(step.merged.program, priced)
         return priced
@@ -315,7 +315,7 @@ class Replanner:
         if step.is_overdrawn and len(growth) == len(found):  # a search for less growth has failed
             self._notes.append(f"the plan stays as it was {self._after_step()}: {why}, and no plan takes less")
             return
-        request = self._plans.request(program, step.costs, step.machine, step.allowance)
+        request = self._planner.request(program, step.costs, step.machine, step.allowance)
         request = merged(step, found, request, is_priced=is_priced)
         outgrown_bytes = step.history.outgrown_bytes + sum(trigger.nbytes for trigger in growth)
         step = replace(step, history=replace(step.history, outgrown_bytes=outgrown_bytes))
@@ -324,7 +324,7 @@ class Replanner:
         elif not is_priced:
             self._planner.reserve_search_memory(program)
         try:
-            met, planned = self._plans.search(request)
+            met, planned = self._planner.search(request)
         except (PlanInfeasible, TierError) as error:
             self._answer_refusal(step, request, error, why)
             return
@@ -341,7 +341,7 @@ class Replanner:
                 break
             tried_bytes, allowance = least_bytes, step.allowance.of_step_bytes(least_bytes)
             try:
-                met, planned = self._plans.search(replace(request, allowance=allowance, ahead_bytes=0))
+                met, planned = self._planner.search(replace(request, allowance=allowance, ahead_bytes=0))
             except (PlanInfeasible, TierError) as error:  # offsets of its tensors may take more
                 least = error.with_traceback(None)
                 continue

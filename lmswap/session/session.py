@@ -181,7 +181,7 @@ class Session:
             pinned=pinned,
             node=opened.node,
         )
-        planner = Planner(context)
+        self.planner = planner = Planner(context)
         self.losses = planner.losses
         self._machine = machine
         self.plans = StepPlans(context, planner)
@@ -743,7 +743,7 @@ class Session:
         if not updates or updates.on_cpu:
             return False
         split = best_split(
-            self.plans,
+            self.planner,
             updates,
             program,
             costs,
@@ -766,24 +766,24 @@ class Session:
         return True
 
     def least_budget(self, step: PlannedStep) -> int:
-        """Return the least budget found for ``step``, see `StepPlans.least_bytes`, also if more streams than now.
+        """Return the least budget found for ``step``, see `Planner.least_bytes`, also if more streams than now.
 
         It is for a process that begins with it, and has the full margin of first steps.
         """
         program = step.merged.program
         allowance = self.budget.moving(step.allowance.at_start(), program)
-        least_bytes = self.plans.least_bytes(program, step.costs, allowance)
+        least_bytes = self.planner.least_bytes(program, step.costs, allowance)
         if (split := self._largest_split(program, allowance)) is None:
             return least_bytes
         program, allowance = split
-        return min(least_bytes, self.plans.least_bytes(program, step.costs, allowance, streams=True))
+        return min(least_bytes, self.planner.least_bytes(program, step.costs, allowance, streams=True))
 
     def _refusal_if_streamed(self, refusal: PlanInfeasible, program: Program, costs: OpCosts) -> PlanInfeasible:
         """Return ``refusal`` of a step, or that of the step if as much streams as can, if that needs less."""
         if (split := self._largest_split(program, self.budget.allowance(program, in_chunks=True))) is None:
             return refusal
         with suppress(TierError):
-            if (streamed := self.plans.refusal(split[0], costs, split[1], streams=True)) is not None:
+            if (streamed := self.planner.refusal(split[0], costs, split[1], streams=True)) is not None:
                 return min(refusal, streamed, key=lambda each: each.needed_bytes)
         return refusal
 

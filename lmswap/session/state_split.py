@@ -12,7 +12,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import Allowance
-from lmswap.session.plan_store import StepPlans
+from lmswap.session.planner import Planner
 from lmswap.training_state.updates import Updates
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -27,7 +27,7 @@ class Split(NamedTuple):
 
 
 def best_split(
-    plans: StepPlans,
+    planner: Planner,
     updates: Updates,
     program: Program,
     costs: OpCosts,
@@ -42,7 +42,7 @@ def best_split(
     An update is assumed in each step, and that its copies run beside each other, but not beside the step.
 
     Args:
-        plans: of the model.
+        planner: of the model.
         updates: of the model's optimizers.
         program: the step.
         costs: its costs.
@@ -60,7 +60,7 @@ def best_split(
         step, left = _by(split, updates, program, allowance)
         if left.step_bytes <= allowance.step_bytes and not split.has_gradients:
             continue
-        found = plans.try_within(step, costs, left)
+        found = planner.try_within(step, costs, left)
         if found is None:
             continue
         gradient_bytes = program.gradient_bytes * split.has_gradients

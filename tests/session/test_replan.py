@@ -17,7 +17,7 @@ from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.replan_reasons import UnusedMargin, WarmUpGrowth
 from lmswap.runtime.step_record import EndedStep, Peaks
-from lmswap.session import plan_store
+from lmswap.session import planner
 from lmswap.session.allowance import Allowance, Held
 from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes
@@ -93,11 +93,11 @@ class Model:
         context = ModelContext(
             "Net", self.options, engine, memory, self.budget, self.retention, machine, self.notes, no_weights()
         )
-        planner = Planner(context)
-        search = planner.search
-        monkeypatch.setattr(planner, "search", lambda *given: self.searched.append(given[0]) or search(*given))
-        self.plans = StepPlans(context, planner)
-        self.replanner = Replanner(context, planner, self.plans)
+        self.planner = Planner(context)
+        search = self.planner.search
+        monkeypatch.setattr(self.planner, "search", lambda request: self.searched.append(request) or search(request))
+        self.plans = StepPlans(context, self.planner)
+        self.replanner = Replanner(context, self.planner, self.plans)
         step = self.plans.make(GRAPHS, MergedPrograms(STEP.program, (0,)), STEP.costs)
         self.allowance = self.allowance.of_step_bytes(step.tensor_peak_bytes + spare_bytes)
         self.plans.make(GRAPHS, MergedPrograms(STEP.program, (0,)), STEP.costs)
@@ -148,9 +148,9 @@ def test_pricing_a_cached_plan_imports_what_it_needs_without_counting(monkeypatc
         events.append("counting goes on")
 
     model.memory.uncounted = uncounted
-    monkeypatch.setattr(plan_store, "is_search_imported", lambda: False)
-    monkeypatch.setattr(plan_store, "import_search", lambda: events.append("import"))
-    model.plans.priced(model.step)
+    monkeypatch.setattr(planner, "is_search_imported", lambda: False)
+    monkeypatch.setattr(planner, "import_search", lambda: events.append("import"))
+    model.planner.priced(model.step)
     assert events == ["counting ends", "import", "counting goes on"]
 
 
@@ -225,7 +225,7 @@ def test_a_plan_that_its_tier_has_no_room_for_leaves_the_old_one(monkeypatch, so
     swapping = make_plan("swap_all", STEP.program, STEP.costs, unit_machine(), **limits)
     other = CachedPlan(swapping, STEP.costs, unit_machine(), model.step.room)
     if source == "a search":
-        monkeypatch.setattr(model.plans, "search", lambda request: (request, other))
+        monkeypatch.setattr(model.planner, "search", lambda request: (request, other))
     before, found = model.step, [WarmUpGrowth(10 * MIB, 0) if source != "the cache" else UnusedMargin(10 * MIB)]
     model.is_tier_full = True
     if source == "another rank":

@@ -228,8 +228,8 @@ def test_an_update_takes_memory_that_the_step_has_given_back():
         if streams:
             stream_all(model)
         model(torch.randn(1024, 512)).square().mean()
-        step, plans = session_of(model).current_step(), session_of(model).plans
-        found = plans.least_bytes(step.merged.program, step.costs, step.allowance.at_start())
+        step, planner = session_of(model).current_step(), session_of(model).planner
+        found = planner.least_bytes(step.merged.program, step.costs, step.allowance.at_start())
         if streams:  # so do plans of `lmswap plan`
             assert lmswap.program(model).scratch_bytes[-1] == session_of(model).updates.window_bytes()
         lmswap.disable(model)
