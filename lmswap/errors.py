@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmswap.terminal import escape_controls
@@ -64,70 +65,59 @@ class PlanInvalid(LmswapError):
         super().__init__(f"plan breaks the rule '{rule}'{where}: {detail}")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PlanInfeasible(LmswapError):
     """No plan of the policy fits the budget; states what is needed, in parts that add up, where, and what would fit.
 
     The message has lines of at most 80 characters, the last are advice; ``summary`` is its first sentence.
-    ``parts`` of ``needed_bytes`` are named as in reports, the last are the step's own tensors, of which at most
-    ``gradient_bytes`` are gradients, and of a whole step ``state_bytes`` parameters, gradients and optimizer state;
-    ``unit`` is the one that the budget was given in, and ``shares`` the given and the needed per cent if it was a
-    share. ``counted`` says what the budget counts, ``uncounted_bytes`` are of parameters that it does not count.
-    ``instead`` is an alternative, and ``note`` a remark on the step, in words.
     """
 
-    def __init__(
-        self,
-        *,
-        budget_bytes: int,
-        needed_bytes: int,
-        where: str,
-        live: tuple[tuple[str, int], ...] = (),
-        policy: str = "",
-        parts: tuple[tuple[str, int], ...] = (),
-        unit: tuple[str, int] = ("MiB", 2**20),
-        shares: tuple[float, float] | None = None,
-        instead: str = "",
-        counted: str = "",
-        uncounted_bytes: int = 0,
-        gradient_bytes: int = 0,
-        state_bytes: int = 0,
-        note: str = "",
-    ) -> None:
-        self.counted, self.uncounted_bytes, self.gradient_bytes = counted, uncounted_bytes, gradient_bytes
-        self.state_bytes, self.note = state_bytes, note
-        self.budget_bytes, self.needed_bytes, self.where = budget_bytes, needed_bytes, where
-        self.live, self.policy = live, policy
-        self.parts, self.unit, self.shares, self.instead = parts, unit, shares, instead
-        unit_name, scale = unit
+    budget_bytes: int
+    needed_bytes: int
+    where: str
+    live: tuple[tuple[str, int], ...] = ()
+    policy: str = ""
+    parts: tuple[tuple[str, int], ...] = ()  # of what is needed, named as in reports, the last: the step's own tensors
+    unit: tuple[str, int] = ("MiB", 2**20)  # that the budget was given in
+    shares: tuple[float, float] | None = None  # the given and the needed per cent, if it was a share
+    instead: str = ""  # an alternative, in words
+    counted: str = ""  # by the budget
+    uncounted_bytes: int = 0  # of parameters that it does not count
+    gradient_bytes: int = 0  # of the step's own tensors, at most
+    state_bytes: int = 0  # of those of a whole step: parameters, gradients and optimizer state
+    note: str = ""  # a remark on the step, in words
+
+    def __post_init__(self) -> None:
+        unit_name, scale = self.unit
         digits = 1 if scale <= 2**20 else 3
 
         def written(nbytes: float) -> str:
             return f"{nbytes / scale:.{digits}f} {unit_name}"
 
         # Rounded up: the budget in the message has to suffice.
-        needed = written(math.ceil(needed_bytes / scale * 10**digits) * scale / 10**digits)
-        given, least, about = written(budget_bytes), needed, [counted] if counted else []
-        if shares is not None:
-            given, about = f"{shares[0]:g}%", [given, *about]
-            least = f"{math.ceil(10 * shares[1]) / 10:g}% ({needed})"
+        needed = written(math.ceil(self.needed_bytes / scale * 10**digits) * scale / 10**digits)
+        given, least, about = written(self.budget_bytes), needed, [self.counted] if self.counted else []
+        if self.shares is not None:
+            given, about = f"{self.shares[0]:g}%", [given, *about]
+            least = f"{math.ceil(10 * self.shares[1]) / 10:g}% ({needed})"
         of = f" ({', '.join(about)})" if about else ""
-        self._summary = f"policy '{policy}' cannot fit this step into {given}{of}: it needs at least {least}"
+        self._summary = f"policy '{self.policy}' cannot fit this step into {given}{of}: it needs at least {least}"
         nothing = written(0)
-        gradients, uncounted = written(gradient_bytes), written(uncounted_bytes)
+        gradients, uncounted = written(self.gradient_bytes), written(self.uncounted_bytes)
         among = f" (gradients among them: up to {gradients})" if gradients != nothing else ""
-        if state_bytes:
-            among = f" (parameters, gradients and optimizer state among them: {written(state_bytes)})"
-        lines = [f"{self._summary}{f', at {where}' * (not live)}"]
-        lines += _items([(text, what) for what, n in parts if (text := written(n)) != nothing])
-        lines[-1] += among * bool(parts)
+        if self.state_bytes:
+            among = f" (parameters, gradients and optimizer state among them: {written(self.state_bytes)})"
+        lines = [f"{self._summary}{f', at {self.where}' * (not self.live)}"]
+        lines += _items([(text, what) for what, n in self.parts if (text := written(n)) != nothing])
+        lines[-1] += among * bool(self.parts)
         if uncounted != nothing:
             lines.append(f"The parameters, {uncounted}, existed before and do not count.")
-        if live:
-            lines.append(f"The most is needed at {where}, by")
-            lines += _items([(written(nbytes), name) for name, nbytes in live[:4]])
-        if note:
-            lines.append(f"The step was {note}.")
-        advice = [f"Give a budget of at least {least}", *([instead] if instead else ())]
+        if self.live:
+            lines.append(f"The most is needed at {self.where}, by")
+            lines += _items([(written(nbytes), name) for name, nbytes in self.live[:4]])
+        if self.note:
+            lines.append(f"The step was {self.note}.")
+        advice = [f"Give a budget of at least {least}", *([self.instead] if self.instead else ())]
         lines.append(f"{', '.join(advice)}{self._batch()}.")
         super().__init__(_wrapped(lines, f"{type(self).__module__}.{type(self).__name__}: "))
 
@@ -150,9 +140,7 @@ class PlanInfeasible(LmswapError):
 
     def but(self, **changes: Any) -> PlanInfeasible:
         """Return the same refusal with ``changes`` of its fields."""
-        names = ["budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead"]
-        names += ["counted", "uncounted_bytes", "gradient_bytes", "state_bytes", "note"]
-        return PlanInfeasible(**({name: getattr(self, name) for name in names} | changes))
+        return replace(self, **changes)
 
 
 def _items(items: list[tuple[str, str]]) -> list[str]:

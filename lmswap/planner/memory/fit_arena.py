@@ -72,10 +72,4 @@ def fit_arena(
     if found:
         return min(found, key=lambda pair: pair[0].predicted_seconds)
     assert refusal is not None
-    raise PlanInfeasible(
-        budget_bytes=max_bytes,
-        needed_bytes=min(placed, default=refusal.needed_bytes),
-        where=refusal.where,
-        live=refusal.live,
-        policy=refusal.policy,
-    )
+    raise refusal.but(budget_bytes=max_bytes, needed_bytes=min(placed, default=refusal.needed_bytes))
