@@ -8,9 +8,8 @@ states the reason. Graph breaks without large tensors between them stay graphs. 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -33,17 +32,13 @@ from lmswap.capture.recompiles import (
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError
 from lmswap.frames import shortened
-from lmswap.ir.bytesize import format_bytes
 from lmswap.module_checks import check_swappable
 from lmswap.progress import reported
-from lmswap.runtime.step_record import SegmentKey
-from lmswap.saved_tensors.hooks import Hooks, hooks_disabled_reason
-from lmswap.saved_tensors.plan_actions import PlannedEvents
-from lmswap.saved_tensors.read_ahead import ReadAhead
-from lmswap.saved_tensors.step import HookedStep, LazyHookedStep, storages_of
+from lmswap.saved_tensors.hooks import hooks_disabled_reason
+from lmswap.saved_tensors.step import HookedStep, LazyHookedStep
 from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
-from lmswap.session.hooked_steps import HookedSteps
+from lmswap.session.hooked_calls import HookedCalls
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import (
@@ -52,9 +47,8 @@ from lmswap.torch_compat.dynamo import (
     graph_break_reasons,
     untraced,
 )
-from lmswap.torch_compat.modules import all_own_tensors, eager_call, own_tensors
+from lmswap.torch_compat.modules import eager_call, own_tensors
 from lmswap.torch_compat.tracing import clear_fake_cache
-from lmswap.verify.saved_tensors import SavedCheck
 
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
@@ -75,20 +69,11 @@ class ModelCall:
         self.instead_of = instead_of
         self._model, self._session, self._own = model, session, session.recorder.own
         self._plain: Callable[..., Any] = eager_call(model)
-        self.engine_number, self.memory = session.engine.number, session.memory
-        self.device, self.tier = session.device, session.options.tier
-        self.min_swap_bytes = session.options.min_swap_bytes
-        self.check = SavedCheck(session.verified, session.recorder) if session.verified else None
-        self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
-        self._inside, self._hooks = threading.local(), Hooks()
-        self._was_called = False
+        self.hooked = HookedCalls(model, session)
+        self._inside, self._was_called = threading.local(), False
         self._first_parameter = _first_parameter(model)
-        self._steps = HookedSteps(session)
-        self._ahead = ReadAhead(session.engine.host_copies, session.engine.streams)
         self._recompiles, self._without_gradients = Recompiles(session.name), TracesWithoutGradients()
         self._traced_in: GlobalState | None = None
-        self._saving: list[weakref.ref[HookedStep]] = []  # whose backward may still need them
-        self._backward: tuple[SegmentKey, int, HookedStep] | None = None  # the recorder's segment under way
         self._compiled: CompiledCall | None = None
         if session.options.compiler == "eager":
             session.notes.append('path: saved-tensor hooks for the whole model, as requested by compiler="eager"')
@@ -125,7 +110,7 @@ class ModelCall:
         CALL_MONITOR.count_call(self._model)
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
-        self._hooks.pop_leftovers()
+        self.hooked.hooks.pop_leftovers()
         refuse_graph_rewriters()
         if self._session.leaves_graphs and self._compiled is not None:
             self._compiled = None
@@ -135,7 +120,7 @@ class ModelCall:
             self._inside.is_running = True
             self._check_global_state()
             if self._compiled is None:
-                return self._call_hooked(args, kwargs)
+                return self.hooked.run(self._plain, args, kwargs)
             return self._call_captured(self._compiled, args, kwargs)
         except Exception as error:
             raise shortened(error)  # noqa: B904 - itself
@@ -161,58 +146,19 @@ class ModelCall:
         if (parameter := of_module.get(name)) is None:
             self._first_parameter = of_module, name = _first_parameter(self._model)
             parameter = of_module[name]
-        lies_on = parameter.device
-        if lies_on != self.device:
+        session, lies_on = self._session, parameter.device
+        if lies_on != session.device:
             raise OptionError(
-                f"{self._session.name} was enabled on {self.device} and lies on {lies_on} now: move it first, and then "
+                f"{session.name} was enabled on {session.device} and lies on {lies_on} now: move it first, and then "
                 "call lmswap.enable"
             )
-
-    def known_steps(self) -> Sequence[PlannedEvents]:
-        """See `lmswap.saved_tensors.step.HookContext`, also for the next six."""
-        return self._steps.known()
-
-    def spare_bytes(self) -> int:  # noqa: D102
-        return self._steps.spare_bytes()
-
-    @property
-    def reads_ahead(self) -> bool:  # noqa: D102
-        return self._ahead.is_reading
-
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        copy = self._ahead.copy_of(tensor)
-        return tensor if copy is None else copy
-
-    def backward_begins(self, step: HookedStep) -> None:  # noqa: D102
-        self._session.engine.check_open()
-        self._end_segment()
-        self._ahead.begin("backward")
-        key = (_known_as(step), "backward")
-        self._backward = (key, self._session.recorder.begin_segment(key), step)
-
-    def begin_op(self) -> None:  # noqa: D102
-        self._session.recorder.begin_op()
-
-    def backward_ends(self, step: HookedStep) -> None:  # noqa: D102
-        self._ahead.end()
-        self._end_segment()
-        self._session.engine.check_async_errors()
-        self._steps.ended(step)
-        self._session.warn_budget_exceeded()
-
-    def _end_segment(self) -> None:
-        if self._backward is not None:
-            key, start, step = self._backward
-            self._backward = None
-            self._session.recorder.end_segment(key, start, _follows(step))
 
     def _call_captured(self, compiled: CompiledCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graphs; hooks serve what is saved outside of them, which decides the path of the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
         num_captured, is_first = session.num_captured, not session.graphs
-        outside = LazyHookedStep(
-            lambda: self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
-        )
+        kind = self.hooked.kind(args, kwargs) if is_first else None
+        outside = LazyHookedStep(lambda: self.hooked.begin_step(None, kind, args, kwargs, records=is_first))
         if is_first:
             outside.begin()
         hooks = outside.pack, outside.unpack
@@ -221,7 +167,7 @@ class ModelCall:
         try:
             with (
                 reported(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
-                self._hooks.on(*hooks),
+                self.hooked.hooks.on(*hooks),
             ):
                 self._own.seconds += perf_counter()
                 self._inside.shapes = lambda: _shapes(args, kwargs)
@@ -231,13 +177,13 @@ class ModelCall:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
                 raise CaptureError(f"{session.name}: {retrace_limit_reason()}") from None
             self._leave_graphs(retrace_limit_reason())
-            return self._call_hooked(args, kwargs)
+            return self.hooked.run(self._plain, args, kwargs)
         except TraceFailed as error:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
                 raise error.error from None  # what has run must not run a second time
             failure = str(error)
         if failure is not None:
-            with self._hooks.on(*hooks):
+            with self.hooked.hooks.on(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error of torch without tracing
         if compiled.is_compiling_calls and session.graphs:
             session.flag_is_compiling(describe_is_compiling_calls(compiled.is_compiling_calls))
@@ -259,7 +205,7 @@ class ModelCall:
         if is_traced:
             clear_fake_cache()
         if not torch.is_grad_enabled():
-            self._without_gradients.add(self._kind(args, kwargs), is_traced=is_traced)
+            self._without_gradients.add(self.hooked.kind(args, kwargs), is_traced=is_traced)
         elif is_traced:
             warning = self._recompiles.add(_shapes(args, kwargs))
             if warning is not None:
@@ -280,7 +226,7 @@ class ModelCall:
         """Whether graphs serve this call without gradients; in eager mode it saves nothing to swap, but has weights."""
         if not self._session.weights.is_managed:
             return False
-        is_admitted = self._without_gradients.admits(self._kind(args, kwargs))
+        is_admitted = self._without_gradients.admits(self.hooked.kind(args, kwargs))
         if not is_admitted:
             self._session.note_once(_UNTRACED_CALLS)
         return is_admitted
@@ -295,7 +241,7 @@ class ModelCall:
         self._own.end_call()
         try:
             self._inside.runs_without_gradients = True  # a call with gradients inside of it is managed
-            with session.recorder.segment((UNPLANNED, "inference"), tuple), self._reading("inference"):
+            with session.recorder.segment((UNPLANNED, "inference"), tuple), self.hooked.reading("inference"):
                 return self._plain(*args, **kwargs)
         finally:
             self._inside.runs_without_gradients = False
@@ -323,67 +269,6 @@ class ModelCall:
         if self._session.options.verify:
             self._session.notes.append(WHAT_VERIFY_DOES["eager"])
 
-    def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model in eager mode under saved-tensor hooks, by the plan of the last step of this kind."""
-        self._end_segment()  # of a backward that raised
-        self._session.close_arena()
-        kind = self._kind(args, kwargs)
-        sequence = self._steps.plan_for(kind)
-        saving = (reference() for reference in self._saving)
-        others = [step for step in saving if step is not None and step.holds_storages]
-        self._session.prepare(sequence)
-        for other in others:
-            other.drop_plan()
-        planned = sequence.events if sequence and not others else None
-        records = (sequence is None or not others) and self._steps.records()
-        step = self._step(planned, kind, args, kwargs, records=records)
-        self._saving = [weakref.ref(saving) for saving in (*others, step)]
-        with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
-            with self._hooks.on(step.pack, step.unpack), self._reading("forward"):
-                result = self._plain(*args, **kwargs)
-            step.end_forward()
-        if not step.num_storages:
-            step.recording, step.awaits_any_unpack = None, True
-            self._session.note_once(
-                f"a step saved no tensor of at least {format_bytes(self.min_swap_bytes)} (min_swap_bytes): nothing of "
-                "it can be swapped"
-            )
-        self._session.warn_budget_exceeded()
-        if others and sequence:
-            self._session.note_once(
-                "a forward began before the backward of an earlier one had ended: both went on without a plan, and "
-                "kept only what the budget surely has room for"
-            )
-        elif step.has_inner_backward:
-            self._session.note_once(
-                "steps that run a backward inside of the forward have no plan: everything is swapped"
-            )
-        return result
-
-    def _reading(self, phase: str) -> AbstractContextManager[None]:
-        """Return the context in which operators read copies of non-resident weights that are fetched ahead.
-
-        Those that are trained only without gradients: hooks of a backward may update them.
-        """
-        trains, session = phase == "forward", self._session
-        weights = session.weights.readable_ahead(trained=not trains)
-        max_bytes = session.budget.read_ahead_bytes(weights, is_planned=trains)
-        return self._ahead.operators(phase, weights, max_bytes)
-
-    def _step(
-        self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
-    ) -> HookedStep:
-        def resident() -> frozenset[int]:
-            return storages_of([*all_own_tensors(self._model), *tensors((args, kwargs))])
-
-        return HookedStep(self, planned, resident, kind=kind, records=records)
-
-    def _kind(self, args: Any, kwargs: Any) -> Hashable:
-        """Return a key of the step, known before it has saved anything."""
-        inputs = tensors((args, kwargs))
-        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
-        return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
-
 
 def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
     """Return where the model's first parameter is: the parameters of its module, and its name there."""
@@ -407,13 +292,3 @@ def _unmanageable_place() -> str | None:
     if (message := hooks_disabled_reason()) is not None:
         return f'where saved-tensor hooks are disabled ("{message}")'
     return None
-
-
-def _known_as(step: HookedStep) -> int:
-    """Return the graph that records name for ``step``, by the plan that it began with."""
-    return step.graph if step.graph is not None else UNPLANNED
-
-
-def _follows(step: HookedStep) -> tuple[int, ...]:
-    """Return the plan that ``step`` follows now, as records name it."""
-    return (step.planned.graph,) if step.planned is not None else ()

@@ -242,7 +242,7 @@ def with_another_integer_in_each(model):
 
 def test_an_integer_that_changes_in_each_step_is_reported_and_uses_hooks(monkeypatch):
     torch.compiler.reset()
-    for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.session.hooked_steps.MAX_GRAPHS"):
+    for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.session.hooked_calls.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)
     monkeypatch.setitem(TRACING, "recompile_limit", 6)
     torch.manual_seed(0)

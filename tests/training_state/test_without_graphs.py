@@ -128,7 +128,7 @@ def reads(monkeypatch):
 def held(model):
     call = compiled_call(model)
     assert isinstance(call, ModelCall)
-    return call._ahead._held
+    return call.hooked._ahead._held
 
 
 @pytest.mark.parametrize("kind", [Untraced, Writing, Tied, Casting, Checkpointed], ids=lambda kind: kind.__name__)
