@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from torch import fx
@@ -84,7 +84,7 @@ def trace_once(
     compile_region: Callable[[], Any],
     make_variant: MakeVariant,
     handler: Any,
-    around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext(),
+    around: Callable[[Any], AbstractContextManager[Any]],
 ) -> Compiled:
     """Run ``compile_region``, which calls AOTAutograd once, and return the region compiled for the first plan.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ class Lowered:
 
     program: Program
     graphs: tuple[SegmentGraph, ...]
-    written: Collection[str] = ()  # names of the parameters and buffers that no plan may place: see `lower`
-    symbolic_bytes: Mapping[int, torch.SymInt] = field(default_factory=dict)  # of buffers whose size is no constant
+    written: Collection[str]  # names of the parameters and buffers that no plan may place: see `lower`
+    symbolic_bytes: Mapping[int, torch.SymInt]  # of buffers whose size is no constant
 
 
 def lower(

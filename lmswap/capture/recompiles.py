@@ -175,7 +175,7 @@ class CompiledCall:
         model: nn.Module,
         backend: Callable[..., Callable[..., Any]],
         *,
-        takes_floats: bool = False,
+        takes_floats: bool,
         sizes_may_vary: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to trace ``model``.

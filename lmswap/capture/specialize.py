@@ -96,7 +96,7 @@ def specialize(
     capture: Capture,
     *,
     keeps_symbols: bool,
-    max_captures: int | None = None,
+    max_captures: int | None,
 ) -> Callable[..., Any]:
     """Return a function that runs ``region`` by captures made by ``capture``, the first one now if ``inputs`` are real.
 

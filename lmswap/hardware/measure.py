@@ -94,7 +94,7 @@ def assume_machine(device: torch.device, tier: str, where: str) -> Machine:
     )
 
 
-def locate_tier(device: torch.device, tier: str, where: str | None = None, needed_bytes: int | None = None) -> str:
+def locate_tier(device: torch.device, tier: str, where: str | None, needed_bytes: int | None = None) -> str:
     """The location of ``tier``: a directory for "disk", another GPU ("cuda:1") for "peer"; else "".
 
     ``where`` is the requested location, None for the best one; ``needed_bytes`` of it must be free.

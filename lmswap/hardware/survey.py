@@ -33,7 +33,7 @@ class Survey:
     failures: dict[str, str]
 
 
-def survey(disk_directory: str | None = None, *, with_device_tier: bool = False) -> Survey:
+def survey(disk_directory: str | None, *, with_device_tier: bool = False) -> Survey:
     """Measures the default device, its link and its tiers, ignoring the cache; takes one to ten seconds.
 
     ``with_device_tier``: of a GPU also its spare memory, over which links can be emulated.

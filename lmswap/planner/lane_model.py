@@ -17,7 +17,7 @@ class Lanes:
     A ``host`` queues everything in order, ahead of compute, which can start an op only once it is queued.
     """
 
-    def __init__(self, host: Host | None = None) -> None:
+    def __init__(self, host: Host | None) -> None:
         self.clock = 0.0
         self._host = host or Host(0.0, 0.0)
         self._queued = 0.0  # when the host has queued everything so far

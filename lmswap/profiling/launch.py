@@ -42,7 +42,7 @@ class ScriptFailed(WindowError):
         super().__init__(f"the profiled script ended {how}: nothing is reported")
 
 
-def profile_command(command: Sequence[str], window: Window, *, tool: str, folder: Path, stop: bool = False) -> Profile:
+def profile_command(command: Sequence[str], window: Window, *, tool: str, folder: Path, stop: bool) -> Profile:
     """Run ``command``, which starts with a Python interpreter, and profile ``window`` of it.
 
     Args:

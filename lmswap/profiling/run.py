@@ -32,7 +32,7 @@ class WindowProfiler:
     script ends when the window is over, or can no longer be recorded.
     """
 
-    def __init__(self, tool: str, window: Window, folder: Path, *, stop: bool = False) -> None:
+    def __init__(self, tool: str, window: Window, folder: Path, *, stop: bool) -> None:
         self._tool, self._window, self._folder, self._stop = tool, window, folder, stop
         self._recording: Recording | None = None
         self._own: EngineRecorder | None = None

@@ -24,7 +24,7 @@ FIELDS = {
 }
 
 
-def metrics_of(step: StepFigures, prefix: str = PREFIX) -> dict[str, int | float]:
+def metrics_of(step: StepFigures, prefix: str) -> dict[str, int | float]:
     """Return the figures known so far, each under ``prefix`` and its name."""
     figures = {prefix + name: getattr(step, field) for name, field in FIELDS.items()}
     return {name: figure for name, figure in figures.items() if figure is not None}

@@ -90,8 +90,8 @@ class HookedStep:
         planned: PlannedEvents | None,
         resident: Callable[[], frozenset[int]],
         *,
-        kind: Hashable = None,
-        records: bool = True,
+        kind: Hashable,
+        records: bool,
     ) -> None:
         """``resident`` returns the identities of storages that outlive the step, whatever autograd does.
 

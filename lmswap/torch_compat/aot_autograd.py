@@ -42,7 +42,7 @@ Boxed = Callable[[list[Any]], Any]
 _MODIFIED = (ViewAndMutationMeta, SubclassMeta, SubclassCreationMeta)  # by the second stage
 
 
-def input_descriptor(position: int, path: Sequence[str] = ()) -> AOTInput:
+def input_descriptor(position: int, path: Sequence[str]) -> AOTInput:
     """Return the "desc" of the graph input for a region's input, or for the part of it at a ``path`` of attributes."""
     described: AOTInput = PlainAOTInput(position)
     for name in path:

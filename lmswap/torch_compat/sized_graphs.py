@@ -23,7 +23,7 @@ _SYMBOLIC, _NUMBER = "lmswap_symbolic", "lmswap_number"
 class FixedSizes:
     """Replaces the fake tensors of graphs by ones with the sizes of one call; those of one storage keep sharing it."""
 
-    def __init__(self, sizes: Sizes | None = None) -> None:
+    def __init__(self, sizes: Sizes | None) -> None:
         """``sizes``: None are those where the graphs were traced."""
         self._sizes = sizes
         # Of storages, by those with symbolic sizes: these live in the metadata, so that their numbers are unique.
@@ -59,7 +59,7 @@ class FixedSizes:
         return number_of(size, self._sizes)
 
 
-def fix_sizes(graph: fx.Graph, sizes: Sizes | None = None) -> None:
+def fix_sizes(graph: fx.Graph, sizes: Sizes | None) -> None:
     """Let the fakes of ``graph`` have ``sizes``, or those with which it was traced, if some are symbolic."""
     if has_sizes(graph):
         FixedSizes(sizes).set(graph)

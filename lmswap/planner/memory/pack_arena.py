@@ -104,7 +104,7 @@ class _Residency:
 
     allocated: tuple[int, int]
     block: Block
-    rank: int | None = None
+    rank: int | None
     num_held: int = 0  # number that the caller may hold at once; 0: not returned
 
 
