@@ -477,7 +477,7 @@ class Broken(nn.Module):
     ("is_short", "said"),
     [
         (False, "graph 1 was found after graph 0 had been planned: it may have exceeded the budget once"),
-        (True, "no plan of graph 1 fits the budget beside what was in use when it was found: it swaps all it can"),
+        (True, "no plan of graph 1 fits the budget beside what was in use when it was found: it takes the least"),
     ],
 )
 def test_a_graph_for_which_no_plan_fits_is_reported_with_its_own_step(is_short, said, monkeypatch):
@@ -510,6 +510,6 @@ def test_a_graph_that_cannot_fit_is_reported_before_it_runs(monkeypatch):
     monkeypatch.setattr(PlannedStep, "is_over_budget", True)
     model = swapping(Broken(), "fx")
     model(torch.randn(8, 64), True).sum().backward()
-    with pytest.warns(BudgetExceeded, match=r"needs at least 2\.0 MiB\. It runs nevertheless, and swaps all it can"):
+    with pytest.warns(BudgetExceeded, match=r"needs at least 2\.0 MiB\. It runs by the plan that takes the least"):
         model(torch.randn(16, 64), True).sum().backward()
     lmswap.disable(model)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -154,11 +155,18 @@ class CapturedGraph:
         is_first = all(each._sizes == self._sizes for each in self.graphs_of_trace())
         if largest != sizes and is_first and self._symbolic.serves(largest):
             yield largest
-        for less in range(_MAX_LESS):  # sizes may have to be odd, or the sum of others
-            edges = {symbol: max(size, bucket_edge(size) - less) for symbol, size in sizes.items()}
-            if edges != sizes and self._symbolic.serves(edges):
-                yield edges
-                break
+        edges = {symbol: bucket_edge(size) for symbol, size in sizes.items()}
+        more = min((edge - sizes[symbol] for symbol, edge in edges.items()), default=0)
+        # Sizes may have to be odd, or the sum of others.
+        each = (
+            {symbol: max(sizes[symbol], edge - less) for symbol, edge in edges.items()} for less in range(_MAX_LESS)
+        )
+        # Or to differ by as much as here: the rows of tokens[:, :-1] are one apart.
+        together = (
+            {symbol: size + more - less for symbol, size in sizes.items()} for less in range(min(more, _MAX_LESS))
+        )
+        served = (those for those in (*each, *together) if those != sizes and self._symbolic.serves(those))
+        yield from islice(served, 1)
         yield sizes
 
     def graph_for_this_run(self) -> CapturedGraph:

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 def crowded_out(graph: int, after: int | None) -> str:
     """Return a note that no plan of ``graph`` fits where it was captured: after graph ``after``, or by itself."""
     if after is None:
-        return f"no plan of graph {graph} fits the budget beside what was in use when it was found: it swaps all it can"
+        return f"no plan of graph {graph} fits the budget beside what was in use when it was found: it takes the least"
     return f"graph {graph} was found after graph {after} had been planned: it may have exceeded the budget once"
 
 

@@ -12,7 +12,7 @@ import torch
 
 from lmswap.capture.caller_memory import without_losses
 from lmswap.capture.merge_programs import MergedPrograms
-from lmswap.errors import PlanMismatch
+from lmswap.errors import PlanInfeasible, PlanMismatch
 from lmswap.ir.backward_parts import part_bytes
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
@@ -32,7 +32,6 @@ from lmswap.session.retention import Retention
 
 _log = logging.getLogger(__name__)
 
-_NO_BUDGET_BYTES = 2**62
 
 
 class StepPlans:
@@ -133,14 +132,20 @@ class StepPlans:
             return self.adopt(graphs, merged, planned, allowance, FROM_OTHER_RANK)
         return self.adopt(graphs, merged, planned, met.allowance, origin, retention=met.retention)
 
-    def swap_all(self, graphs: tuple[int, ...], merged: MergedPrograms, costs: OpCosts) -> PlannedStep:
-        """Activate a plan that swaps all it can, for a step that no plan fits."""
+    def make_least(
+        self, graphs: tuple[int, ...], merged: MergedPrograms, costs: OpCosts, refusal: PlanInfeasible
+    ) -> PlannedStep:
+        """Activate the plan that takes the least, for a step that no plan fits.
+
+        Raises:
+            PlanInfeasible: ``refusal``; the tier has no room for that plan.
+        """
         allowance = self._allowance(merged.program, costs)
-        unlimited = allowance.of_step_bytes(_NO_BUDGET_BYTES)
-        request = self._planner.request(merged.program, costs, self._machine.now, unlimited)
-        _, planned = self._planner.search(replace(request, policy="swap_all"))
-        planned = replace(planned, room=allowance.room)
-        return self.adopt(graphs, merged, planned, allowance, "swaps whatever it can")
+        request = self._planner.request(merged.program, costs, self._machine.now, allowance)
+        if (found := self._planner.search_least(request, refusal)) is None:
+            raise refusal
+        met, planned = found
+        return self.adopt(graphs, merged, planned, allowance, "takes the least", retention=met.retention)
 
     def _allowance(self, program: Program, costs: OpCosts, *, is_growth_known: bool = False) -> Allowance:
         """Return what a step of ``program`` may occupy now; a budget that is a share is set by it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import LossMeter, loss_bytes, without_losses
-from lmswap.errors import PlanInfeasible, TierError
+from lmswap.errors import LmswapError, PlanInfeasible, TierError
 from lmswap.hardware.local_ranks import num_local_processes
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.bytesize import format_bytes
@@ -82,6 +82,27 @@ class Planner:
             if not self._budget.widen(allowance, refusal.needed_bytes):
                 raise self._advised(refusal, request)
             request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
+
+    def search_least(
+        self, request: PlanRequest, refusal: LmswapError, *, max_bytes: int | None = None
+    ) -> tuple[PlanRequest, CachedPlan] | None:
+        """Search the plan that takes the least, as ``refusal`` of ``request`` says; activate nothing.
+
+        None if it takes more than ``max_bytes``, if given, or more than the tier has.
+        """
+        tried_bytes = 0
+        while isinstance(refusal, PlanInfeasible):
+            least_bytes = max(1, refusal.needed_bytes - request.allowance.fixed_bytes)
+            if least_bytes <= tried_bytes or (max_bytes is not None and least_bytes > max_bytes):
+                break
+            tried_bytes, allowance = least_bytes, request.allowance.of_step_bytes(least_bytes)
+            try:
+                met, planned = self.search(replace(request, allowance=allowance, ahead_bytes=0))
+            except (PlanInfeasible, TierError) as error:  # offsets of its tensors may take more
+                refusal = error.with_traceback(None)
+            else:
+                return replace(met, allowance=request.allowance), planned
+        return None
 
     def refusal(
         self, program: Program, costs: OpCosts, allowance: Allowance, *, streams: bool

@@ -334,22 +334,15 @@ class Replanner:
 
     def _answer_refusal(self, step: PlannedStep, request: PlanRequest, refusal: LmswapError, why: str) -> None:
         """Activate the plan that takes the least, as none fits, unless that of ``step`` does; add a note."""
-        least, tried_bytes = refusal, 0
-        while isinstance(least, PlanInfeasible) and step.is_outgrown:
-            least_bytes = least.needed_bytes - step.allowance.fixed_bytes
-            if not tried_bytes < least_bytes <= step.tensor_peak_bytes - GROWTH_BYTES:
-                break
-            tried_bytes, allowance = least_bytes, step.allowance.of_step_bytes(least_bytes)
-            try:
-                met, planned = self._planner.search(replace(request, allowance=allowance, ahead_bytes=0))
-            except (PlanInfeasible, TierError) as error:  # offsets of its tensors may take more
-                least = error.with_traceback(None)
-                continue
-            why = f"{why}; no plan fits the budget, and this one takes the least"
-            if self._activate(step, planned, why, met=replace(met, allowance=step.allowance)):
-                self._plans.keep_overdrawn(self._plans[step.graphs])
+        max_bytes = step.tensor_peak_bytes - GROWTH_BYTES
+        found = self._planner.search_least(request, refusal, max_bytes=max_bytes) if step.is_outgrown else None
+        if found is None:
+            self._keep_plan(step, why, refusal)
             return
-        self._keep_plan(step, why, refusal)
+        met, planned = found
+        why = f"{why}; no plan fits the budget, and this one takes the least"
+        if self._activate(step, planned, why, met=met):
+            self._plans.keep_overdrawn(self._plans[step.graphs])
 
     def _follow_other_rank(self, step: PlannedStep) -> bool:
         """Activate the plan that another rank of this machine has made of its measurements; whether there is one."""

@@ -365,12 +365,12 @@ class Session:
                 raise
             # Earlier graphs of this step were planned before this one was known; from the next step on all of them
             # share one plan, which fits or is refused with the reason.
-            step = self.plans.swap_all((graph.index,), merged, graph.costs)
+            step = self.plans.make_least((graph.index,), self._with_streamed(merged), graph.costs, refusal)
             # A complete step is over, though it was not ended yet.
             after = ran[-1] if ran and self.recorder.complete() is None else None
             self.plan_notes.append(crowded_out(graph.index, after))
             if after is None and step.is_over_budget:
-                warn(f"{self.name}: {refusal.summary}. It runs nevertheless, and swaps all it can", BudgetExceeded)
+                warn(f"{self.name}: {refusal.summary}. It runs by the plan that takes the least", BudgetExceeded)
 
     def _seconds_of_other_sizes(self, graph: CapturedGraph, program: Program) -> Sequence[float]:
         """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
@@ -842,13 +842,10 @@ class Session:
                 merged, known = streamed, self.plans.load_cached(streamed.program)
 
     def _is_growth_known(self, indices: tuple[int, ...]) -> bool:
-        """Whether steps of other sizes by the same traces have shown by how much first steps let the process grow."""
+        """Whether what the process grows by in first steps is in use: other sizes ran with moves by the same traces."""
         traces = self._traces_of(indices)
-
-        def shows_it(step: PlannedStep) -> bool:
-            return step.allowance.settled_margin_bytes is not None and traces <= self._traces_of(step.graphs)
-
-        return all(map(self._serves_sizes, indices)) and self.plans.newest(shows_it) is not None
+        others = self.plans.newest(lambda step: step.moves and traces <= self._traces_of(step.graphs))
+        return others is not None and all(map(self._serves_sizes, indices))
 
     def _traces_of(self, indices: tuple[int, ...]) -> set[object]:
         return {graph.trace for graph in map(self._graph, indices) if isinstance(graph, CapturedGraph)}

@@ -216,6 +216,16 @@ def test_sizes_whose_steps_do_not_fit_share_the_plans_of_their_buckets():
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 @pytest.mark.usefixtures("_small_margins")
+def test_parts_of_larger_tensors_share_the_plans_of_their_buckets():
+    batches = [(ids[:, :-1],) for (ids,) in calls([25, 41, 32, 114, 121, 128])]
+    model = enabled(made(), budget=(least_bytes(48) + least_bytes(128)) // 2)
+    assert same(trained(model, batches), trained(made(), batches))
+    assert planned_sizes(model) == [(31, 32), (127, 128)]
+    lmswap.disable(model)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
 @pytest.mark.parametrize("pays", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_smaller_sizes_run_by_the_plan_of_larger_ones_until_one_of_their_own_pays(pays, monkeypatch):
     monkeypatch.setattr(BorrowedPlans, "have_cost_a_plan", lambda self, sizes: pays)
@@ -263,18 +273,37 @@ def test_the_seconds_of_ops_of_a_new_bucket_are_scaled_from_measured_steps_of_an
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 @pytest.mark.usefixtures("_small_margins", "unmoved_margin")
-def test_later_buckets_are_planned_with_the_margin_that_steps_of_another_have_shown_to_suffice(monkeypatch):
+def test_later_buckets_are_planned_with_a_smaller_margin_once_a_step_of_their_trace_has_moved_tensors(monkeypatch):
     monkeypatch.setitem(budget._MARGIN, "cpu", budget._Margin(2**20))
-    batches = calls([24, 40, 31, *[96] * 5, 110])
+    batches = calls([24, 40, 31, 96, 110])
     model = enabled(made(), budget=(least_bytes(64) + least_bytes(112)) // 2 + 2**20)
     assert same(trained(model, batches), trained(made(), batches))
     session = _session(model)
     first, second = (session.plans[graph.follows] for graph in session.graphs[-2:])
     assert planned_sizes(model) == [(31,), (96,), (112,)]
     assert first.moves
-    assert first.made_with.margin_bytes == second.made_with.margin_bytes == 64 * 2**10
-    assert first.room.spared_margin_bytes == 2**20 - 64 * 2**10
+    assert first.made_with.margin_bytes == 2**20
+    assert second.made_with.margin_bytes == 64 * 2**10
     assert second.room.spared_margin_bytes == 0  # it is the plan of its first steps
+    lmswap.disable(model)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.usefixtures("_small_margins")
+def test_a_size_that_no_plan_fits_runs_by_the_plan_that_takes_the_least(monkeypatch):
+    batches, budget_bytes = calls([24, 40, 31, 128]), (least_bytes(48) + least_bytes(128)) // 2
+    model = enabled(made(), budget=budget_bytes)
+
+    def leave_no_room(step):
+        if step == 2:
+            monkeypatch.setitem(budget._MARGIN, "cpu", budget._Margin(budget_bytes))
+
+    assert same(trained(model, batches, after=leave_no_room), trained(made(), batches))
+    session = _session(model)
+    step = session.plans[session.graphs[-1].follows]
+    least_step_bytes = session.plans.least_bytes(step.merged.program, step.costs, step.allowance)
+    assert step.excess_bytes > 0
+    assert step.tensor_peak_bytes <= least_step_bytes - step.allowance.fixed_bytes
     lmswap.disable(model)
 
 
