@@ -9,7 +9,7 @@ can be planned.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,19 @@ from lmswap.torch_compat.autograd import current_graph_task_id, current_node, qu
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.user_frame import user_line_and_module
 from lmswap.verify.saved_tensors import SavedCheck
+
+
+class StepKind(NamedTuple):
+    """What is known of a step before it has saved anything."""
+
+    inputs: tuple[tuple[torch.Size, torch.dtype, bool], ...]  # with whether gradients are wanted
+    trains: bool  # the model's mode
+    is_autocast: bool
+
+    @property
+    def num_values(self) -> int:
+        """The number of values in its inputs."""
+        return sum(shape.numel() for shape, *_ in self.inputs)
 
 
 class HookContext(Protocol):
@@ -47,8 +60,8 @@ class HookContext(Protocol):
     def known_steps(self) -> Sequence[PlannedEvents]:
         """Return the steps with plans, the most likely first."""
 
-    def spare_bytes(self) -> int:
-        """Return the saved bytes that a step without a plan may keep resident."""
+    def spare_bytes(self, kind: StepKind | None) -> int:
+        """Return the saved bytes that a step of ``kind`` without a plan may keep resident."""
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` as a node reads it: on the device, if it is a non-resident weight that was fetched."""
@@ -90,7 +103,7 @@ class HookedStep:
         planned: PlannedEvents | None,
         resident: Callable[[], frozenset[int]],
         *,
-        kind: Hashable,
+        kind: StepKind | None,
         records: bool,
     ) -> None:
         """``resident`` returns the identities of storages that outlive the step, whatever autograd does.
@@ -115,7 +128,7 @@ class HookedStep:
         self._pending: dict[int, _PendingSwapOut] = {}  # by number, while other owners prevent the swap-out
         self._num_events = 0  # since all of these were retried
         self._kept = set[int]()  # numbers of storages kept resident without a plan
-        self._spare_bytes = context.spare_bytes() if planned is None else 0  # room for more of these
+        self._spare_bytes = context.spare_bytes(kind) if planned is None else 0  # room for more of these
         # Without a plan, by number: storages whose copy out has been queued, and those prefetched. Memory of what dies
         # meanwhile is free only when its copy has been waited for.
         self._in_transit: dict[int, SavedStorage] = {}
@@ -335,7 +348,7 @@ class HookedStep:
                 for passed in range(1, position):
                     self._execute(other.at(passed))
                 return
-        self.planned, self._spare_bytes = None, self._context.spare_bytes()
+        self.planned, self._spare_bytes = None, self._context.spare_bytes(self.kind)
         if self._needs:
             so_far = left.step.until_group(len(self._needs) - 1)
         else:

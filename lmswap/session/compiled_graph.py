@@ -608,15 +608,22 @@ class SavedSequence:
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.events: PlannedEvents
 
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes of its saved tensors that a step like this one, but in another order, may keep on the device."""
-        return self._session.plans[self.index,].allowance.step_bytes - self._other_bytes
+    def spare_bytes(self, growth: float) -> int:
+        """Return how many bytes a step like this one, but in another order, may keep on the device of what it saves.
+
+        ``growth``: how many times as much memory it takes.
+        """
+        step_bytes = self._session.plans[self.index,].allowance.step_bytes
+        tight = (step_bytes - math.ceil(growth * other) for all_, other in self._needs if growth * all_ > step_bytes)
+        return min(tight, default=step_bytes)
 
     @cached_property
-    def _other_bytes(self) -> int:
-        saved_bytes = sum(buffer.nbytes for buffer in self.program.buffers)
-        return max(0, StepMemory(self.program, self.costs).peak.nbytes - saved_bytes)
+    def _needs(self) -> list[tuple[int, int]]:
+        """Of each op: bytes while it runs if all saved tensors are kept, and without those that it does not use."""
+        buffers, scratch_bytes = self.program.buffers, self.costs.scratch_bytes
+        used = (sum(buffers[each].nbytes for each in {*op.reads, *op.writes}) for op in self.program.ops)
+        others = (scratch + own for scratch, own in zip(scratch_bytes, used, strict=True))
+        return [*zip(StepMemory(self.program, self.costs).curve.tolist(), others, strict=True)]
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Follow the plan of the step of ``graphs``, in steps that begin from now on."""

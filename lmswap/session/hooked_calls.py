@@ -6,7 +6,7 @@ Steps are known by their kind, which a call knows before the step has saved anyt
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from lmswap.capture.lower import tensors
 from lmswap.capture.recompiles import MAX_GRAPHS
+from lmswap.capture.size_buckets import bucket_edge
 from lmswap.errors import LmswapError, OptionError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.options import NEEDS_GRAPHS
@@ -22,7 +23,7 @@ from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.hooks import Hooks
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.read_ahead import ReadAhead
-from lmswap.saved_tensors.step import HookedStep, storages_of
+from lmswap.saved_tensors.step import HookedStep, StepKind, storages_of
 from lmswap.session.compiled_graph import SavedSequence
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.modules import all_own_tensors
@@ -47,11 +48,11 @@ class HookedCalls:
         self._ahead = ReadAhead(session.engine.host_copies, session.engine.streams)
         self._saving: list[weakref.ref[HookedStep]] = []  # whose backward may still need them
         self._backward: tuple[SegmentKey, int, HookedStep] | None = None  # the recorder's segment under way
-        self._sequences: list[SavedSequence] = []
-        self._last_of_kind: dict[Hashable, SavedSequence] = {}
+        self._sequences: dict[SavedSequence, int] = {}  # with how many values its inputs had
+        self._last_of_kind: dict[StepKind | None, SavedSequence] = {}
         self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
-        self._refused: dict[Hashable, LmswapError] = {}  # by kind of step: why there is no plan
+        self._refused: dict[StepKind | None, LmswapError] = {}  # by kind of step: why there is no plan
         self._finished: list[HookedStep] = []  # recorded, not yet planned for
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,7 +74,7 @@ class HookedCalls:
         for other in others:
             other.drop_plan()
         planned = sequence.events if sequence and not others else None
-        records = (sequence is None or not others) and self._records()
+        records = (sequence is None or not others) and self._records(kind)
         step = self.begin_step(planned, kind, args, kwargs, records=records)
         self._saving = [weakref.ref(saving) for saving in (*others, step)]
         with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
@@ -99,7 +100,7 @@ class HookedCalls:
         return result
 
     def begin_step(
-        self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool
+        self, planned: PlannedEvents | None, kind: StepKind | None, args: Any, kwargs: Any, *, records: bool
     ) -> HookedStep:
         """Return the step of a call with these arguments; see `HookedStep`."""
 
@@ -108,11 +109,11 @@ class HookedCalls:
 
         return HookedStep(self, planned, resident, kind=kind, records=records)
 
-    def kind(self, args: Any, kwargs: Any) -> Hashable:
+    def kind(self, args: Any, kwargs: Any) -> StepKind:
         """Return the kind of the step of a call with these arguments."""
         inputs = tensors((args, kwargs))
         shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
-        return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
+        return StepKind(shapes, self._model.training, torch.is_autocast_enabled(self.device.type))
 
     def reading(self, phase: str) -> AbstractContextManager[None]:
         """Return the context in which operators read copies of non-resident weights that are fetched ahead.
@@ -128,10 +129,16 @@ class HookedCalls:
         """Return the steps with plans, the latest first; see `HookContext`, also for the next six."""
         return [sequence.events for sequence in reversed(self._sequences)]
 
-    def spare_bytes(self) -> int:  # noqa: D102
-        if self._session.options.policy == "swap_all":
+    def spare_bytes(self, kind: StepKind | None) -> int:
+        """Return the saved bytes that a step of ``kind`` without a plan may keep resident.
+
+        It is what the planned steps of the nearest size would leave; of a larger one memory may grow as the square.
+        """
+        if kind is None or self._session.options.policy == "swap_all":
             return 0
-        return min((sequence.spare_bytes for sequence in self._sequences), default=0)
+        growths = {each: max(1.0, kind.num_values / max(1, known)) ** 2 for each, known in self._sequences.items()}
+        least = min(growths.values(), default=1.0)
+        return min((each.spare_bytes(least) for each, growth in growths.items() if growth == least), default=0)
 
     @property
     def reads_ahead(self) -> bool:  # noqa: D102
@@ -170,18 +177,18 @@ class HookedCalls:
             self._backward = None
             self._session.recorder.end_segment(key, start, _follows(step))
 
-    def _records(self) -> bool:
-        """Whether to record the next step if it has no plan; recording takes as long as a short step itself.
+    def _records(self, kind: StepKind) -> bool:
+        """Whether to record the next step, of ``kind``, if it has no plan; recording takes as long as a short step.
 
-        A model that saves other tensors in each step, such as a mixture of experts, records the first few, and more
-        once an order has recurred.
+        A model that saves other tensors in each step, such as a mixture of experts, records the first few, the first
+        that are larger, and more once an order has recurred.
         """
-        if len(self._unplanned) < _FEW_ORDERS:
+        if len(self._unplanned) < _FEW_ORDERS or self._is_larger(kind):
             return True
         self._num_to_record = max(0, self._num_to_record - 1)
         return self._num_to_record > 0
 
-    def _plan_for(self, kind: Hashable) -> SavedSequence | None:
+    def _plan_for(self, kind: StepKind) -> SavedSequence | None:
         """Plan the recorded steps without a plan; return the one that the next step of ``kind`` follows, if any."""
         while self._finished:
             self._plan(self._finished.pop(0))
@@ -201,16 +208,22 @@ class HookedCalls:
         recorded, step.recording = step.recording.recorded(), None
         same = (other for other in self._sequences if other.events.matches(recorded))
         sequence, order = next(same, None), hash((recorded.saves, recorded.needs))
-        if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):
+        is_new = sequence is None and len(self._sequences) < MAX_GRAPHS
+        if is_new and (self._is_larger(step.kind) or self._recurs(order)):
             try:
                 sequence = self._session.plan_recorded(recorded)
             except LmswapError as error:
                 self._refused[step.kind] = error
                 return
-            self._sequences.append(sequence)
+            self._sequences[sequence] = step.kind.num_values if step.kind is not None else 0
             self._note_planned(sequence)
         if sequence is not None:
             self._last_of_kind[step.kind] = sequence
+
+    def _is_larger(self, kind: StepKind | None) -> bool:
+        """Whether steps of ``kind`` take more than the planned ones, whose plans say too little of them."""
+        known = max(self._sequences.values(), default=0)
+        return kind is not None and bucket_edge(kind.num_values) > bucket_edge(known)
 
     def _recurs(self, order: int) -> bool:
         """Whether a step of this order ran before without a plan; the very first is expected to recur."""

@@ -33,7 +33,6 @@ from lmswap.session.retention import Retention
 _log = logging.getLogger(__name__)
 
 
-
 class StepPlans:
     """The active plans of a model's steps, by the graphs of a step in forward order."""
 

@@ -93,7 +93,7 @@ def test_a_step_that_fits_keeps_its_tensors_without_a_plan():
 
 
 def test_a_plan_may_swap_tensors_that_the_step_before_it_kept(monkeypatch):
-    monkeypatch.setattr(HookedCalls, "spare_bytes", lambda call: 2**30 if call.known_steps() else 0)
+    monkeypatch.setattr(HookedCalls, "spare_bytes", lambda call, _: 2**30 if call.known_steps() else 0)
     model = enabled(policy="swap_all")
     swapped = []
     for order in (ORDERS[0], *ORDERS[1:2] * 3):
