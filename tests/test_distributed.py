@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,13 @@ def deeply(model):
     yield from plainly(model, steps=3, batch=lambda: torch.randn(2**16, 32))
 
 
+def of_other_lengths(model):
+    """Each rank draws lengths of its own, the longest of which needs swaps."""
+    lengths = [2**13, 2**15, 3 * 2**12, 2**16, 5 * 2**13, 7 * 2**13]
+    for at in range(len(lengths)):
+        yield from plainly(model, steps=1, batch=partial(torch.randn, lengths[at - dist.get_rank()], 32))
+
+
 def scaled(model):
     """In fp16 with a loss scale so large that some first steps are left out, those of all ranks."""
     device_type = next(model.parameters()).device.type
@@ -239,6 +247,12 @@ CASES = [
     Case("a swapped frozen base, hooks", make=Untraced, enable={"weights": "swap"}, is_slow=True),
     Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
     Case("half of the memory, recompute", enable={"policy": "recompute"}, is_slow=True, **_TIGHT),
+    Case(
+        "other lengths, half of the memory",
+        enable={"policy": "auto"},
+        is_slow=True,
+        **{**_TIGHT, "train": of_other_lengths},
+    ),
     Case("more and more is held beside", make=Deep, train=holding_more, budgets=("200MiB", "200MiB"), is_slow=True),
     Case(
         "loss scaling in fp16",
