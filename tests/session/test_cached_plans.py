@@ -148,7 +148,6 @@ def test_prediction_that_is_off_is_replanned_once_by_measurements(monkeypatch):
 @pytest.mark.slow
 def test_a_kept_plan_is_predicted_with_measured_costs(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 1e6)
     learnt = []
 
     def compare(program, costs, machine, plan, **measured):
@@ -340,7 +339,6 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 @pytest.mark.usefixtures("resident")
 def test_growth_beyond_the_margin_is_replanned_for(step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(replan_triggers, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now the first plan might already need no more than it will have.
     monkeypatch.setattr(OpProfiler, "costs", lambda meter, program, *_: meter._estimate(program))
     readings = iter([3, 4])
