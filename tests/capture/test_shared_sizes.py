@@ -301,7 +301,7 @@ def test_a_size_that_no_plan_fits_runs_by_the_plan_that_takes_the_least(monkeypa
     assert same(trained(model, batches, after=leave_no_room), trained(made(), batches))
     session = _session(model)
     step = session.plans[session.graphs[-1].follows]
-    least_step_bytes = session.plans.least_bytes(step.merged.program, step.costs, step.allowance)
+    least_step_bytes = session.planner.least_bytes(step.merged.program, step.costs, step.allowance)
     assert step.excess_bytes > 0
     assert step.tensor_peak_bytes <= least_step_bytes - step.allowance.fixed_bytes
     lmswap.disable(model)

@@ -108,7 +108,7 @@ def test_an_order_that_no_plan_serves_is_tried_once(policy, monkeypatch):
         step((1, 0))
     tried = []
 
-    def search(_, request, _choices):
+    def search(_, request):
         if request.policy == policy:  # not to advise another
             tried.append(request)
         raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="nowhere")
