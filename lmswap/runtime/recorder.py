@@ -138,12 +138,17 @@ class Recorder:
         self._unreported.clear()
         return ended
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every forward of the step under way has had its backward."""
+        return self._current.is_complete
+
     def complete(self, above_bytes: int = -1) -> EndedStep | None:
         """Return the step under way with its peaks so far, if all forwards that may belong to it have run backward.
 
         None also if what counts against the budget has not exceeded ``above_bytes`` in it.
         """
-        if self._unclaimed or not self._current.is_complete:
+        if self._unclaimed or not self.is_complete:
             return None
         peaks = self._current.peaks.with_others(self._lap_peaks())
         if peaks.used_bytes <= above_bytes:
@@ -255,8 +260,8 @@ class Recorder:
         self._samples_segment = False
 
     def end_if_complete(self) -> None:
-        """End the step under way if every forward in it has had its backward."""
-        if self._current.is_complete:
+        """End the step under way if it is complete."""
+        if self.is_complete:
             self._end_step()
 
     def _mark(self) -> int:

@@ -288,6 +288,12 @@ class BudgetTracker:
         under_way_bytes = 0 if in_chunks else _UNDER_WAY * self._trained.nbytes
         return coming_bytes + max(under_way_bytes, assumed_bytes(program))
 
+    def make_room(self, nbytes: int) -> None:
+        """Decommit free memory so that the process may grow by ``nbytes`` within the budget, beside tensors."""
+        excess_bytes = self._memory.used_bytes() + nbytes - self.nbytes
+        if excess_bytes > 0:
+            self._memory.decommit(excess_bytes)
+
     def has_run(self) -> None:
         """Measure, between two steps, what the last training step left outside of the arena."""
         self.has_trained = True

@@ -404,6 +404,8 @@ class _Running:
             is_alone = phase == "forward" and len(self._recorder.pending_sequence) == 1  # its backward may follow
             if phase != "inference" and not is_alone:
                 session.warn_budget_exceeded()
+            if phase != "forward" and self._recorder.is_complete:
+                session.make_room()
         self._own.seconds += perf_counter()
 
 

@@ -153,7 +153,7 @@ class Session:
                 state, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
             )
             self.gradients = StreamedGradients(
-                state.parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes, memory=self.memory
+                state.parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes
             )
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
@@ -481,6 +481,14 @@ class Session:
         released = [graph.handover.take_released() for graph in captured]
         return released[0] if len(released) == 1 else frozenset()
 
+    def make_room(self) -> None:
+        """Give free memory back as far as the budget needs it for pages that the caller maps: it may read host copies.
+
+        Called as the last backward of a step ends, a call without one, and an update.
+        """
+        if self.device.type == "cpu" and (host_copies := self.engine.host_copies):
+            self.budget.make_room(host_copies.mapped_bytes(host_copies.nbytes))
+
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
         self.retention.observe(in_backward=True)
@@ -707,10 +715,20 @@ class Session:
             has_graphs = can_swap_weights(self.options)
             why = "the tier has no room for them" if has_graphs else "only graphs of compiler='fx' could fetch them"
             self.note_once(f"parameters stay resident, and do not count: {why}")
-        given = {"min_bytes": self.options.min_swap_bytes, "budget_bytes": self.budget.nbytes}
         host_copies = self.engine.host_copies
         kind = CpuUpdates if state.updates_on_cpu else ChunkedUpdates
-        of_each = [kind(each, host_copies, self.gradients, **given) for each in optimizers]
+        of_each = [
+            kind(
+                each,
+                host_copies,
+                self.gradients,
+                min_bytes=self.options.min_swap_bytes,
+                budget_bytes=self.budget.nbytes,
+                memory=self.memory,
+                make_room=self.make_room,
+            )
+            for each in optimizers
+        ]
         updates = Updates(of_each, self.gradients, host_copies)
         undoing.callback(updates.close)
         if updates.on_cpu:

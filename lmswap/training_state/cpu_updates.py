@@ -55,15 +55,15 @@ class CpuUpdates(ChunkedUpdates):
     """The updates of one optimizer on the CPU; all of its state is in host copies from the beginning."""
 
     def __init__(
-        self, optimizer: Optimizer, host_copies: HostCopies, gradients: StreamedGradients, **limits: int
+        self, optimizer: Optimizer, host_copies: HostCopies, gradients: StreamedGradients, **given: Any
     ) -> None:
-        """See `ChunkedUpdates`, also for ``limits``. Updates of copies are timed."""
+        """See `ChunkedUpdates`, also for what else is ``given``. Updates of copies are timed."""
         self._cpu_state_keys = cpu_state_keys(optimizer, host_copies.device)
         self.predicted_seconds = seconds_on_cpu(optimizer)  # of an update, without copies
         self.measured_seconds: float | None = None  # of the last one
         self._moved: dict[int, _Moved] = {}  # by storage
         self._spares: dict[_Use, torch.UntypedStorage] = {}  # whose host copies later updates take over
-        super().__init__(optimizer, host_copies, gradients, **limits)
+        super().__init__(optimizer, host_copies, gradients, **given)
         self._min_state_bytes = 1
 
     @property

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.backward_parts import part_bytes
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
@@ -25,21 +24,15 @@ from lmswap.torch_compat.autograd import queue_callback
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.training_state import NamedTensors
 
-# That norms of gradients had mapped before they were trimmed, on two cores that both compute: 10 to 16 MiB in the
-# median, 35 to 50 at most.
-_MAX_MAPPED_BYTES = 64 * 2**20
 _NUM_OWNERS = 2  # of a gradient, in C++: its parameter and its Python object
 
 
 class StreamedGradients:
     """The gradients of one model's parameters, which stay on the device until `stream` is called."""
 
-    def __init__(
-        self, parameters: NamedTensors, host_copies: HostCopies, *, min_bytes: int, memory: DeviceMemory
-    ) -> None:
-        """Gradients whose storages have ``min_bytes`` stream; ``memory`` is that of their device."""
+    def __init__(self, parameters: NamedTensors, host_copies: HostCopies, *, min_bytes: int) -> None:
+        """Gradients whose storages have ``min_bytes`` stream."""
         self._parameters, self._host_copies, self._min_bytes = parameters, host_copies, min_bytes
-        self._memory = memory
         # By `id` of the parameter, as one may have several names: resident, with host copies that are kept for them.
         self._fetched: dict[int, Fetched] = {}
         self._spares: dict[int, torch.UntypedStorage] = {}  # likewise: whose host copies later gradients take over
@@ -75,9 +68,8 @@ class StreamedGradients:
         return BackwardGradients(self, self._parameters(), parts)
 
     def end_backward(self) -> None:
-        """Move out the last gradients; make room for pages that the caller maps when it reads them in place."""
+        """Move out the last gradients."""
         self._move_out(self._parameters().values())
-        self._memory.decommit(_MAX_MAPPED_BYTES)
 
     def start_leaving(self, parameters: Iterable[Tensor]) -> list[int]:
         """Start to copy out the gradients of ``parameters`` that are resident; return the ids, for `finish`."""
@@ -160,15 +152,15 @@ class BackwardGradients:
         self._gradients.finish(leaving, coming)
 
 
-def window_bytes(sizes: Sequence[int], device: torch.device) -> int:
+def window_bytes(sizes: Sequence[int], host_copies: HostCopies) -> int:
     """Return what streaming gradients of these bytes takes of device memory outside of a step.
 
     On a GPU of three parts of a backward: those copied out, those computed and those that these are added to. On a CPU
     these are a part of the step, and the caller maps pages of all that it reads in place, as clipping by their norm
     does.
     """
-    if device.type == "cpu":
-        return min(sum(sizes), _MAX_MAPPED_BYTES)
+    if host_copies.device.type == "cpu":
+        return host_copies.mapped_bytes(sum(sizes))
     return 3 * (part_bytes(sum(sizes)) + max(sizes)) if sizes else 0
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmswap.errors import TransferError
+from lmswap.hardware.memory import DeviceMemory
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
@@ -53,12 +54,16 @@ class ChunkedUpdates:
         *,
         min_bytes: int,
         budget_bytes: int,
+        memory: DeviceMemory,
+        make_room: Callable[[], None],
     ) -> None:
-        """Tensors of ``min_bytes`` stream; ``gradients`` are those of the parameters.
+        """Tensors of ``min_bytes`` stream; ``gradients`` are those of the parameters, ``memory`` that of their device.
 
-        Updates of its parameters in parts must have the bits of whole ones.
+        Updates of its parameters in parts must have the bits of whole ones. ``make_room`` is called after each of them:
+        the caller may access host copies in place.
         """
         self.optimizer, self._host_copies, self._min_bytes = optimizer, host_copies, min_bytes
+        self._memory, self._make_room = memory, make_room
         self._min_state_bytes = min_bytes
         self._gradients = gradients
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
@@ -214,6 +219,7 @@ class ChunkedUpdates:
             self.optimizer.param_groups = groups  # one instruction, before which no handler of a signal runs
             self._versions.clear()
             self._settle()
+        self._make_room()
 
     def _needs_chunks(self) -> bool:
         """Whether an update reads what is non-resident, or may only have the temporaries of a part."""
@@ -251,6 +257,7 @@ class ChunkedUpdates:
                 self._move_out(chunk)
         finally:  # an interrupt leaves nothing that is no state
             _load(states, chain.from_iterable(chunks))
+            self._memory.trim()  # of what has been loaded: it may be more than steps ever take
 
     def _copied_bytes(self, *, streams_gradients: bool) -> dict[int, int]:
         """Return what an update may copy in of each parameter, by `id`: its state, itself and its gradient."""

@@ -89,7 +89,7 @@ class Updates:
         given = {"streams": streams, "streams_gradients": streams_gradients}
         update_bytes = max((each.window_bytes(**given) for each in self.of_each), default=0)
         sizes = [nbytes for each in self.of_each for nbytes in each.gradient_sizes()] if streams_gradients else []
-        return max(update_bytes, gradient_window_bytes(sizes, self._host_copies.device))
+        return max(update_bytes, gradient_window_bytes(sizes, self._host_copies))
 
     @property
     def update_bytes(self) -> int:
