@@ -24,6 +24,7 @@ from lmswap.torch_compat.tensors import (
     free_weak_storage,
     from_dlpack,
     is_expired,
+    live_storage,
     storage_id,
     storage_use_count,
     swap_data_pointers,
@@ -96,8 +97,11 @@ class HostCopies:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all host copies."""
-        return sum(self._native.nbytes(copy.handle) for copy in self._copies.values() if not is_expired(copy.storage))
+        """Bytes of all storages that are in their host copies."""
+        found = ((live_storage(copy.storage), copy.address) for copy in self._copies.values())
+        return sum(
+            storage.nbytes() for storage, address in found if storage is not None and storage.data_ptr() == address
+        )
 
     def mapped_bytes(self, of_bytes: int) -> int:
         """Return what pages that the caller maps as it accesses ``of_bytes`` in place take at most; on a GPU none."""

@@ -38,6 +38,7 @@ negated: Callable[[Tensor], Tensor] = torch._neg_view
 _STORAGES: Any = torch.UntypedStorage  # without type hints of its private methods
 weak_storage: Callable[[torch.UntypedStorage], int] = _STORAGES._weak_ref
 is_expired: Callable[[int], bool] = _STORAGES._expired
+live_storage: Callable[[int], torch.UntypedStorage | None] = _STORAGES._new_with_weak_ptr  # None if it has expired
 free_weak_storage: Callable[[int], None] = _STORAGES._free_weak_ref
 # Exchanges the memory of two storages of one device and size: all tensors and views on them see it at once.
 swap_data_pointers: Callable[[torch.UntypedStorage, torch.UntypedStorage], None] = _STORAGES._swap_data_ptr_
