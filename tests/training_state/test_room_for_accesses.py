@@ -15,6 +15,7 @@ pytestmark = pytest.mark.cpu_only("pages of files that count against a budget")
 
 WIDTH, MIB = 1024, 2**20
 _WARM_UP = 6  # steps: plans are final after the fifth
+_NOISE_BYTES = 8 * MIB  # what else the process maps meanwhile
 
 
 def made(*, is_frozen=False):
@@ -61,7 +62,7 @@ def test_steps_of_weights_that_move_leave_room_to_access_them(run):
     fill(model)
     run(model)
     assert accessible_bytes(model) >= 16 * MIB
-    assert room(model) >= accessible_bytes(model) - MIB
+    assert room(model) >= accessible_bytes(model) - _NOISE_BYTES
 
 
 @pytest.mark.parametrize("streams_gradients", [False, True])
@@ -77,7 +78,7 @@ def test_updates_leave_room_to_access_what_they_move(streams_gradients):
         fill(model)
         run()
         assert accessible_bytes(model) >= 48 * MIB
-        assert room(model) >= accessible_bytes(model) - MIB
+        assert room(model) >= accessible_bytes(model) - _NOISE_BYTES
 
 
 def test_room_is_made_only_where_the_budget_has_none():
