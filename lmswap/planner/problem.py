@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def close_to_least_bytes(self) -> int:
-        """A budget that is close to the least: with none that fits could it be lower by more than `_CLOSE_TO_LEAST`."""
+        """The largest budget within `_CLOSE_TO_LEAST` of the proven lower bound on the budget of any plan."""
         return int((1 + _CLOSE_TO_LEAST) * self.min_budget[0])
 
     def is_forward_to_backward(self, gap: Gap) -> bool:
