@@ -392,7 +392,7 @@ def test_the_predicted_peak_is_that_of_a_step_or_its_update(batch, resident):
             optimizer.step()
             optimizer.zero_grad()
     report = lmswap.report(model)
-    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= 1.05 * report.measured_peak_bytes
+    assert 0 <= report.predicted_peak_bytes - report.measured_peak_bytes <= 2.25 * 2**20  # of gradients, 16
     lmswap.disable(model)
 
 
