@@ -61,7 +61,7 @@ class Recorder:
         self._transfers: list[_C.TransferRecord] = []
         self._unreported: deque[EndedStep] = deque(maxlen=_MAX_UNCLAIMED)
         self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
-        self.num_steps = 0
+        self.num_steps = self.num_backwards = 0
         self.ended: EndedStep | None = None  # the last step that ended
         self.trained: EndedStep | None = None  # the last of them with a backward
         self.highest: EndedStep | None = None  # the first of those with the highest peak
@@ -205,6 +205,7 @@ class Recorder:
         if self._begins_step(key):
             self._end_step()
         elif key[1] == "backward":
+            self.num_backwards += 1
             self._claim(key[0])
         elif key in self._current.sequence:
             self._set_aside()
