@@ -91,6 +91,7 @@ class BudgetTracker:
         self._fragments = device_type == "cuda" and arena is None  # the CPU's heap remaps pages instead
         self._reuses_step = device_type == "cpu"  # else updates find an arena, or fragments
         self._share, self._notes, self._max_peak_bytes = options.budget_share, notes, 0
+        self._share_note = ""  # what the share is in bytes now
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         # The bytes of "auto", which limit a share.
         self.max_bytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
@@ -126,7 +127,7 @@ class BudgetTracker:
     def take_share(self, program: Program, costs: OpCosts, planned: Allowance) -> Allowance:
         """Return ``planned``, the allowance of a step of ``program``, by a share of the largest step so far.
 
-        Adds a note if that changes the budget; without effect on a budget that is no share.
+        A note says so if that changes the budget; without effect on a budget that is no share.
         """
         peak_bytes = 0 if self._share is None else StepMemory(program, costs).peak.nbytes
         if self._share is None or peak_bytes <= self._max_peak_bytes:
@@ -134,7 +135,7 @@ class BudgetTracker:
         self._max_peak_bytes, fixed_bytes = peak_bytes, planned.fixed_bytes
         self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self.max_bytes)
         at_most = f"; but no more than {_AUTO}" if self.nbytes == self.max_bytes else ""
-        self._notes.append(
+        self._note_share(
             f"budget '{100 * self._share:g}%' is {format_bytes(self.nbytes)}: {100 * self._share:g} % of the "
             f"{format_bytes(peak_bytes)} that the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for "
             f"all else{at_most}"
@@ -149,8 +150,13 @@ class BudgetTracker:
         if self._share is None or not planned.budget_bytes < needed_bytes <= self.max_bytes:
             return False
         self.nbytes = max(self.nbytes, needed_bytes)
-        self._notes.append(min_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
+        self._note_share(min_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
         return True
+
+    def _note_share(self, note: str) -> None:
+        """Note what the share is now, in place of what it was."""
+        self._notes.supersede(self._share_note, note)
+        self._share_note = note
 
     def shares(self, needed_bytes: int, planned: Allowance) -> tuple[float, float] | None:
         """Return the given per cent and those of ``needed_bytes``; None if the budget is no share."""

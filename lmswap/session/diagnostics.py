@@ -41,6 +41,12 @@ class Notes(list[str]):
         if note not in self:
             self.append(note)
 
+    def supersede(self, earlier: str, note: str) -> None:
+        """Add a sentence in place of an ``earlier`` one, if that is there."""
+        if earlier in self:
+            self.remove(earlier)
+        self.append(note)
+
 
 def warn(sentence: str, category: type[Warning]) -> None:
     """Warn at the user's own line, and log it."""
