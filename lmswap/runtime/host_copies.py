@@ -169,7 +169,7 @@ class HostCopies:
         return Fetched(storage, handle, memory, storage.data_ptr())
 
     def prepare_move_out(self, storage: torch.UntypedStorage, spare: torch.UntypedStorage | None = None) -> Fetched:
-        """Take a host copy for a storage in device memory, where it is after `finish_write_back`.
+        """Take a host copy for a storage in device memory, where it is after `finish_move`.
 
         That of ``spare`` is taken over if it suits and nothing else owns ``spare``, which gets the device memory then.
 
@@ -195,20 +195,23 @@ class HostCopies:
         """Return a fetched storage that was only read to its host copy, without a copy; its device memory is free."""
         swap_data_pointers(fetched.storage, fetched.memory)
 
-    def start_fetch(self, fetched: Fetched) -> None:
-        """Start to copy a storage from its host copy to device memory, where it is after `finish_fetch`."""
-        memory = fetched.memory
-        fetched.transfer = self._native.in_start(
-            STREAMED, fetched.handle, memory.data_ptr(), memory.nbytes(), self._stream()
-        )
+    def start_move(self, fetched: Fetched) -> None:
+        """Start to copy a storage to the one of its two places that it is not in, where it is after `finish_move`."""
+        memory, stream = fetched.memory, self._stream()
+        if fetched.is_resident:
+            address = fetched.storage.data_ptr()
+            fetched.transfer = self._native.fill_host_copy(STREAMED, fetched.handle, address, stream)
+        else:
+            given = memory.data_ptr(), memory.nbytes()
+            fetched.transfer = self._native.in_start(STREAMED, fetched.handle, *given, stream)
 
-    def finish_fetch(self, fetched: Fetched) -> None:
-        """Make the current stream wait for the copy; the storage is in device memory from here on.
+    def finish_move(self, fetched: Fetched) -> None:
+        """Make the current stream wait for the copy; the storage is in the other place from here on.
 
         Raises:
-            TransferError: the copy failed; the storage stays in its host copy.
+            TransferError: the copy failed; the storage stays where it is, a resident one for good.
         """
-        self._await(fetched)
+        self.finish_read(fetched)
         swap_data_pointers(fetched.storage, fetched.memory)
 
     def finish_read(self, fetched: Fetched) -> None:
@@ -217,56 +220,25 @@ class HostCopies:
         Raises:
             TransferError: the copy failed.
         """
-        self._await(fetched)
+        assert fetched.transfer is not None
+        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
 
     def cancel_read(self, fetched: Fetched) -> None:
         """Wait for the copy, as its memory dies; its errors are of no interest."""
         with suppress(OptionError):  # its host copy has been freed
             self._await_abandoned(fetched)
 
-    def start_write_back(self, fetched: Fetched) -> None:
-        """Start to copy a fetched storage to its host copy, where it is after `finish_write_back`."""
-        fetched.transfer = self._native.fill_host_copy(
-            STREAMED, fetched.handle, fetched.storage.data_ptr(), self._stream()
-        )
-
-    def settle(self, fetched: Fetched) -> None:
-        """Return a fetched storage to its host copy from whatever was done last; waits for copies that are under way.
+    def settle(self, fetched: Fetched, *, on_device: bool = False) -> None:
+        """Move a storage to its host copy, or to device memory, whatever was done last; waits for copies under way.
 
         Raises:
-            TransferError: the copy failed; the storage stays in device memory for good.
+            TransferError: the copy failed; the storage stays in the other place.
         """
-        if not fetched.is_resident:
-            self._await_abandoned(fetched)  # the host copy has all of it
+        if fetched.is_resident is on_device:
+            self._await_abandoned(fetched)  # this place has all of it
             return
-        self.start_write_back(fetched)
-        self.finish_write_back(fetched)
-
-    def finish_write_back(self, fetched: Fetched) -> None:
-        """Make the current stream wait for the copy; the storage is in its host copy from here on.
-
-        Raises:
-            TransferError: the copy failed; the storage stays in device memory for good.
-        """
-        self._await(fetched)
-        swap_data_pointers(fetched.storage, fetched.memory)
-
-    def bring_back(self, fetched: Fetched) -> None:
-        """Return a storage that was moved out to device memory, from whatever was done last; as `settle`.
-
-        Raises:
-            TransferError: the copy failed; the storage stays in its host copy.
-        """
-        if fetched.is_resident:
-            self._await_abandoned(fetched)  # device memory has all of it
-            return
-        self.start_fetch(fetched)
-        self.finish_fetch(fetched)
-
-    def _await(self, fetched: Fetched) -> None:
-        """Make the current stream wait for the latest copy; raise TransferError if it failed."""
-        assert fetched.transfer is not None
-        self._native.in_done(fetched.handle, fetched.transfer, self._stream())
+        self.start_move(fetched)
+        self.finish_move(fetched)
 
     def _await_abandoned(self, fetched: Fetched) -> None:
         """Wait for the latest copy, of whose result nothing is needed."""
@@ -274,7 +246,7 @@ class HostCopies:
             time.sleep(0.001)
         if fetched.transfer is not None:
             with suppress(TransferError):
-                self._await(fetched)
+                self.finish_read(fetched)
 
     def take_spare(self, fetched: Fetched) -> torch.UntypedStorage:
         """Return the host copy of a storage that is back in device memory, for `prepare_move_out`."""

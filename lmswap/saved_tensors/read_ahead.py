@@ -149,7 +149,7 @@ class ReadAhead:
             if each not in self._held and (fetched := self._host_copies.prepare_fetch(storage)) is not None:
                 # First: its memory lives on if this is interrupted.
                 self._held[each] = _Held(fetched, self._streams.current())
-                self._host_copies.start_fetch(fetched)
+                self._host_copies.start_move(fetched)
 
     def _drop(self, number: int) -> None:
         held = self._held.get(number)

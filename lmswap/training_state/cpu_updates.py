@@ -218,22 +218,22 @@ class CpuUpdates(ChunkedUpdates):
             if number not in self._moved and self._host_copies.find(storage) is None:
                 fetched = self._host_copies.prepare_move_out(storage, self._spares.pop(use, None))
                 self._moved[number] = _Moved(fetched, use)
-                self._host_copies.start_write_back(fetched)
+                self._host_copies.start_move(fetched)
 
     def _finish_out(self, storages: _Storages) -> None:
         """Wait until the CPU may access ``storages``, also for what the GPU writes to host copies in place."""
         for moved in (self._moved[number] for number in storages if number in self._moved):
             if moved.fetched.is_resident:
-                self._host_copies.finish_write_back(moved.fetched)
+                self._host_copies.finish_move(moved.fetched)
         self._host_copies.synchronize()
 
     def _start_in(self, numbers: Iterable[int]) -> None:
         for moved in (self._moved[number] for number in numbers if number in self._moved):
-            self._host_copies.start_fetch(moved.fetched)
+            self._host_copies.start_move(moved.fetched)
 
     def _finish_in(self) -> None:
         for number, moved in [*self._moved.items()]:
-            self._host_copies.finish_fetch(moved.fetched)
+            self._host_copies.finish_move(moved.fetched)
             self._keep_spare(number)
 
     def _settle(self) -> None:
@@ -245,7 +245,7 @@ class CpuUpdates(ChunkedUpdates):
         failed: TransferError | None = None
         for number, moved in [*self._moved.items()]:
             try:
-                self._host_copies.bring_back(moved.fetched)
+                self._host_copies.settle(moved.fetched, on_device=True)
             except TransferError as error:
                 failed = error
                 del self._moved[number]

@@ -83,7 +83,7 @@ class StreamedGradients:
             known = self._fetched.get(number)
             if known is None or storage_id(known.storage) != storage_id(storage):
                 self._fetched[number] = self._host_copies.prepare_move_out(storage, self._spares.pop(number, None))
-            self._host_copies.start_write_back(self._fetched[number])
+            self._host_copies.start_move(self._fetched[number])
             leaving.append(number)
         return leaving
 
@@ -96,7 +96,7 @@ class StreamedGradients:
                 continue
             if (fetched := self._host_copies.prepare_fetch(gradient.untyped_storage())) is not None:
                 self._fetched[number] = fetched
-                self._host_copies.start_fetch(fetched)
+                self._host_copies.start_move(fetched)
                 self.added_bytes += fetched.storage.nbytes()
                 coming.append(number)
         return coming
@@ -108,10 +108,10 @@ class StreamedGradients:
             TransferError: a copy failed; that gradient stays where it was.
         """
         for number in coming:
-            self._host_copies.finish_fetch(self._fetched[number])
+            self._host_copies.finish_move(self._fetched[number])
         for number in leaving:
             fetched = self._fetched[number]
-            self._host_copies.finish_write_back(fetched)
+            self._host_copies.finish_move(fetched)
             self._spares[number] = fetched.storage
             del self._fetched[number]
 

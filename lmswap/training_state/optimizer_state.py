@@ -203,7 +203,7 @@ class ChunkedUpdates:
                 here = coming.popleft()
                 for number in here:
                     if not self._fetched[number].is_resident:  # as it is for an earlier chunk
-                        self._host_copies.finish_fetch(self._fetched[number])
+                        self._host_copies.finish_move(self._fetched[number])
                 parts = [{**group, "params": each} for group, each in zip(groups, chunk, strict=True)]
                 self.optimizer.param_groups = parts
                 run()
@@ -211,7 +211,7 @@ class ChunkedUpdates:
                     group.update({**part, "params": group["params"]})
                 left, leaving = leaving, self._drop_unchanged([each for each in here if last_use[each] == index])
                 for number in leaving:
-                    self._host_copies.start_write_back(self._fetched[number])
+                    self._host_copies.start_move(self._fetched[number])
                 self._finish(each for each in left if last_use[each] < index)  # before memory is taken for others
                 self._move_out(parameter for parameters in chunk for parameter in parameters)
             self._finish(leaving)
@@ -305,7 +305,7 @@ class ChunkedUpdates:
             number = storage_id(storage)
             if number not in self._fetched and (fetched := self._host_copies.prepare_fetch(storage)) is not None:
                 self._fetched[number] = fetched  # its memory lives on if this is interrupted
-                self._host_copies.start_fetch(fetched)
+                self._host_copies.start_move(fetched)
             if number in self._fetched:
                 read.append(number)
         return read
@@ -321,7 +321,7 @@ class ChunkedUpdates:
 
     def _finish(self, leaving: Iterable[int]) -> None:
         for number in leaving:
-            self._host_copies.finish_write_back(self._fetched[number])
+            self._host_copies.finish_move(self._fetched[number])
             del self._fetched[number]
 
     def _settle(self) -> None:

@@ -226,8 +226,13 @@ def test_the_gradient_of_a_parameter_of_two_names_is_copied_once(monkeypatch):
         if enable:
             streaming(model, optimizer)
             host_copies = session_of(model).engine.host_copies
-            start = host_copies.start_write_back
-            monkeypatch.setattr(host_copies, "start_write_back", lambda each: copied.append(each) or start(each))
+            start = host_copies.start_move
+
+            def noting(fetched):
+                copied.extend([fetched] * fetched.is_resident)
+                start(fetched)
+
+            monkeypatch.setattr(host_copies, "start_move", noting)
         seen = train(model, optimizer, 1, before_update=lambda: counts.append(len(copied)))
         return [*seen, *train(model, optimizer, backwards=2), *all_tensors(model, optimizer)]
 
@@ -278,13 +283,13 @@ class Halving(torch.optim.SGD):
 
 @pytest.mark.parametrize("sharing", [(0, 2), (0, 2, 4), (0, 6)])
 def test_a_gradient_of_several_parts_of_an_update_has_the_changes_of_all(sharing, monkeypatch):
-    start = HostCopies.start_write_back
+    start = HostCopies.start_move
 
     def start_and_wait(self, fetched):
         start(self, fetched)
         time.sleep(0.005)  # until the bytes have left
 
-    monkeypatch.setattr(HostCopies, "start_write_back", start_and_wait)
+    monkeypatch.setattr(HostCopies, "start_move", start_and_wait)
 
     def trained(enable):
         model, _ = made()
@@ -324,7 +329,7 @@ def test_the_report_predicts_copies_of_gradients_that_are_added_to():
     for backwards in (3, 1):
         train(model, optimizer, 2, backwards=backwards)
         session, report = session_of(model), lmswap.report(model)
-        out_bytes, in_bytes = session.state_copied_bytes(session.current_step())
+        out_bytes, in_bytes = session.streaming.copied_bytes(session.current_step())
         more_bytes = (in_bytes - out_bytes) - (report.state_in_bytes - report.state_out_bytes)
         assert abs(more_bytes) <= model.unused.nbytes, backwards  # whose gradient never comes
 

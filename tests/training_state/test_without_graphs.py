@@ -120,7 +120,7 @@ def reads(monkeypatch):
 
         monkeypatch.setattr(HostCopies, name, noting)
 
-    for name in ("start_fetch", "finish_read", "cancel_read"):
+    for name in ("start_move", "finish_read", "cancel_read"):
         note(name)
     return found
 
@@ -151,7 +151,7 @@ def test_weights_are_fetched_while_earlier_ones_are_read(monkeypatch):
     forward = found[: 2 * len(handles)]
     assert [handle for name, handle in forward if name == "finish_read"] == handles
     for one, following in pairwise(handles):
-        assert forward.index(("start_fetch", following)) < forward.index(("finish_read", one))
+        assert forward.index(("start_move", following)) < forward.index(("finish_read", one))
     assert [handle for name, handle in found[len(forward) :] if name == "finish_read"] == handles[::-1]
     assert all(name != "cancel_read" for name, _ in found)
 
