@@ -290,7 +290,7 @@ def least_budget(model: nn.Module) -> int:
         OptionError: the model is not enabled, or nothing is planned yet.
         TierError: the tier has no room for what would have to be swapped.
     """
-    return _session(model).least_budget(_planned(model))
+    return _session(model).streaming.least_budget(_planned(model))
 
 
 def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:

@@ -90,8 +90,12 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
     return Opened(tier, where, known, open_engine(device, tier, where, machine, options), node)
 
 
-def describe_choices(options: Options, device: torch.device, opened: Opened) -> Iterator[str]:
+def describe_choices(options: Options, device: torch.device, opened: Opened, state: TrainingState) -> Iterator[str]:
     """Yield sentences for reports on choices made for the user and on effects of options they may not expect."""
+    if state.optimizers and device.type == "cpu" and options.weights == "auto":
+        has_graphs = can_swap_weights(options)
+        why = "the tier has no room for them" if has_graphs else "only graphs of compiler='fx' could fetch them"
+        yield f"parameters stay resident, and do not count: {why}"
     if opened.tier == "peer":
         yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
     elif opened.tier != "disk" and options.disk_directory is not None:
@@ -190,8 +194,16 @@ def _check_allocator(device: torch.device) -> None:
 
 
 def complete_options(options: Options, opened: Opened, device: torch.device, state: TrainingState) -> Options:
-    """Return ``options`` with the tier that was chosen; on a CPU the training state of optimizers has one budget."""
+    """Return ``options`` with the tier that was chosen; on a CPU the training state of optimizers has one budget.
+
+    Raises:
+        OptionError: the tier cannot hold that state.
+    """
     options = replace(options, tier=opened.tier)
+    if state.updates_on_cpu and options.tier != "host":
+        raise OptionError(f"optimizer_device='cpu' needs tier='host', not tier='{options.tier}'")
+    if state.optimizers and options.tier not in ("host", "disk"):
+        raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{options.tier}'")
     may_swap = device.type == "cpu" and bool(state.optimizers) and options.weights == "auto"
     if not (may_swap and can_swap_weights(options)):
         return options

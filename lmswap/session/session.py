@@ -26,7 +26,6 @@ from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.lower import Lowered
 from lmswap.capture.merge_programs import MergedPrograms, merge, merge_costs
 from lmswap.capture.numerics.checkpoint_regions import refuse_effects
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.recompiles import MAX_GRAPHS
 from lmswap.capture.specialize import (
@@ -54,12 +53,10 @@ from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Tier
-from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.planner.cache import CachedPlan
 from lmswap.progress import reported, stage
-from lmswap.reporting.text import format_seconds
 from lmswap.runtime import _C
 from lmswap.runtime.arena import Arena
 from lmswap.runtime.engine import SwapEngine
@@ -68,7 +65,6 @@ from lmswap.runtime.step_record import EndedStep, SegmentKey
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
-from lmswap.session.allowance import Allowance
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
 from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
@@ -88,7 +84,7 @@ from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
-from lmswap.session.state_split import best_split, largest_split, trained_bytes, update_seconds
+from lmswap.session.state_streaming import StateStreaming
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
 from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
@@ -138,9 +134,9 @@ class Session:
         self.retention = RetentionEstimate(trained.have_gradients)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
-            self.options = options = complete_options(options, opened, device, state)
             machine, native = opened.machine, opened.native
             undoing.callback(native.close)
+            self.options = options = complete_options(options, opened, device, state)
             self.memory: DeviceMemory = device_memory(device)
             undoing.callback(self.memory.close)
             audit = Audit(native, self.verified, self._describe) if self.verified else None
@@ -165,7 +161,7 @@ class Session:
             undoing.pop_all()
         # Where what holds it is garbage before `close`: a compiled module that was deleted, and its last backward.
         weakref.finalize(self, _free, native, self.memory).atexit = False
-        self.notes.extend(describe_choices(options, device, opened))
+        self.notes.extend(describe_choices(options, device, opened, state))
         self.graphs: Graphs = []
         self.num_captured = 0  # of these, by Dynamo; others are further runs of one graph, or recorded by hooks
         context = ModelContext(
@@ -183,7 +179,7 @@ class Session:
         )
         self.planner = planner = Planner(context)
         self.losses = planner.losses
-        self._machine = machine
+        self.streaming = StateStreaming(context, planner, self.updates, self.graphs, notes=self.notes)
         self.plans = StepPlans(context, planner)
         self._budget_monitor = BudgetMonitor(context, self.plans)
         self.traces = Traces(context, self.plans, self.graphs)
@@ -345,7 +341,7 @@ class Session:
 
     def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> None:
         """Plan a graph that was just captured, by itself, with the memory that is free now."""
-        merged = self._with_streamed(merge([lowered.program]))
+        merged = self.streaming.with_streamed(merge([lowered.program]))
         known = self.plans.load_cached(merged.program)
         if known:
             graph.costs = known.costs
@@ -365,7 +361,7 @@ class Session:
                 raise
             # Earlier graphs of this step were planned before this one was known; from the next step on all of them
             # share one plan, which fits or is refused with the reason.
-            step = self.plans.make_least((graph.index,), self._with_streamed(merged), graph.costs, refusal)
+            step = self.plans.make_least((graph.index,), self.streaming.with_streamed(merged), graph.costs, refusal)
             # A complete step is over, though it was not ended yet.
             after = ran[-1] if ran and self.recorder.complete() is None else None
             self.plan_notes.append(crowded_out(graph.index, after))
@@ -671,52 +667,8 @@ class Session:
         self.memory.count(weight_bytes + (self.budget.count_all_state() if self.updates else 0))
         self.updates.fetch_parameters()
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state, and of gradients, in host copies; of other tensors that the CPU updates, too."""
-        copied_bytes = sum(each.copied_bytes() for each in self.updates.on_cpu)
-        return self.updates.streamed_bytes + self.updates.gradient_bytes + copied_bytes
-
-    def state_copied_bytes(self, step: PlannedStep | None) -> tuple[int, int]:
-        """Return what an update after ``step``, and its backward, copy out and in beside its plan."""
-        added_bytes = self.gradients.added_bytes
-        if self.updates.on_cpu:
-            copied_bytes = sum(each.copied_bytes() for each in self.updates.on_cpu)
-            return copied_bytes + self.updates.gradient_bytes, copied_bytes + added_bytes
-        copied_bytes = self.state_bytes
-        if self.updates and step is not None:
-            copied_bytes += trained_bytes(step.plan, step.merged.program)
-        return copied_bytes + self.updates.rewritten_bytes, copied_bytes + added_bytes
-
-    def notes_on_cpu_updates(self, step: PlannedStep | None) -> Iterator[str]:
-        """Yield a sentence for reports on updates on the CPU after ``step``, if they run there."""
-        if step is None or not (on_cpu := self.updates.on_cpu):
-            return
-        link = step.machine.tier(self.options.tier).link
-        copied_bytes = sum(each.copied_bytes() for each in on_cpu)
-        seconds = max(sum(each.predicted_seconds for each in on_cpu), update_seconds(link, copied_bytes))
-        streamed_bytes = self.updates.streamed_bytes + self.updates.gradient_bytes
-        streamed_bytes += trained_bytes(step.plan, step.merged.program)
-        measured = [each.measured_seconds for each in on_cpu if each.measured_seconds is not None]
-        took = f" (the last took {format_seconds(sum(measured))})" if measured else ""
-        yield (
-            f"optimizer_device='cpu': parameters are updated on the CPU, with its bits, not the GPU's; predicted: "
-            f"{format_seconds(seconds)} for each update{took}; on the GPU, with its bits, "
-            f"{format_seconds(update_seconds(link, streamed_bytes))} if all of the state streamed"
-        )
-
     def _open_updates(self, state: TrainingState, machine: KnownMachine, undoing: ExitStack) -> Updates:
-        optimizers = state.optimizers
-        if state.updates_on_cpu and self.options.tier != "host":
-            raise OptionError(f"optimizer_device='cpu' needs tier='host', not tier='{self.options.tier}'")
-        if optimizers and self.options.tier not in ("host", "disk"):
-            raise OptionError(f"optimizer= needs tier='host' or 'disk', not tier='{self.options.tier}'")
-        if optimizers and self.device.type == "cpu" and self.options.weights == "auto":
-            has_graphs = can_swap_weights(self.options)
-            why = "the tier has no room for them" if has_graphs else "only graphs of compiler='fx' could fetch them"
-            self.note_once(f"parameters stay resident, and do not count: {why}")
-        host_copies = self.engine.host_copies
-        kind = CpuUpdates if state.updates_on_cpu else ChunkedUpdates
+        host_copies, kind = self.engine.host_copies, CpuUpdates if state.updates_on_cpu else ChunkedUpdates
         of_each = [
             kind(
                 each,
@@ -727,94 +679,14 @@ class Session:
                 memory=self.memory,
                 make_room=self.make_room,
             )
-            for each in optimizers
+            for each in state.optimizers
         ]
         updates = Updates(of_each, self.gradients, host_copies)
         undoing.callback(updates.close)
         if updates.on_cpu:
             undoing.callback(updates.restore)
-            self._move_state_to_cpu(updates, machine.now.tier(self.options.tier))
+            updates.keep_state_on_cpu(machine.now.tier(self.options.tier).held_bytes)
         return updates
-
-    @staticmethod
-    def _move_state_to_cpu(updates: Updates, tier: Tier) -> None:
-        """Make all optimizer state non-resident, as updates run on the CPU.
-
-        Raises:
-            TierError: ``tier`` has no room for it, and for parameters and gradients while they are updated.
-        """
-        needed_bytes = updates.state_bytes + 2 * sum(each.parameter_bytes for each in updates.on_cpu)
-        if needed_bytes > tier.held_bytes:
-            raise TierError(
-                f"optimizer_device='cpu' needs {format_bytes(needed_bytes)} of host memory for optimizer state, and "
-                f"for parameters and gradients while they are updated; {format_bytes(tier.held_bytes)} are available: "
-                "raise host_budget, or leave optimizer_device out"
-            )
-        updates.stream_state(updates.state_bytes)
-
-    def _stream_state(self, program: Program, costs: OpCosts, planned: PlannedStep | None = None) -> bool:
-        """Let more of the optimizer's state, and gradients, stream if the step is faster then; whether it is.
-
-        ``planned`` is the step as it is now; None if no plan fits.
-        """
-        updates = self.updates
-        if not updates or updates.on_cpu:
-            return False
-        split = best_split(
-            self.planner,
-            updates,
-            program,
-            costs,
-            self.budget.allowance(program, in_chunks=True),
-            tier=self.options.tier,
-            planned=planned,
-            may_stream_gradients=self._can_stream_gradients(),
-        )
-        if split is None:
-            return False
-        updates.stream_state(split.state_bytes)
-        if split.has_gradients:
-            updates.stream_gradients()
-        self.memory.trim()
-        self.note_once(
-            f"optimizer state: {format_bytes(updates.streamed_bytes)} of {format_bytes(updates.state_bytes)}"
-            f"{', and gradients,' * self.gradients.are_streamed} are non-resident between updates; "
-            f"each copies them in and out, and takes {format_bytes(updates.window_bytes())} for that"
-        )
-        return True
-
-    def least_budget(self, step: PlannedStep) -> int:
-        """Return the least budget found for ``step``, see `Planner.least_bytes`, also if more streams than now.
-
-        It is for a process that begins with it, and has the full margin of first steps.
-        """
-        program = step.merged.program
-        allowance = self.budget.moving(step.allowance.at_start(), program)
-        least_bytes = self.planner.least_bytes(program, step.costs, allowance)
-        if (split := self._largest_split(program, allowance)) is None:
-            return least_bytes
-        program, allowance = split
-        return min(least_bytes, self.planner.least_bytes(program, step.costs, allowance, streams=True))
-
-    def _refusal_if_streamed(self, refusal: PlanInfeasible, program: Program, costs: OpCosts) -> PlanInfeasible:
-        """Return ``refusal`` of a step, or that of the step if as much streams as can, if that needs less."""
-        if (split := self._largest_split(program, self.budget.allowance(program, in_chunks=True))) is None:
-            return refusal
-        with suppress(TierError):
-            if (streamed := self.planner.refusal(split[0], costs, split[1], streams=True)) is not None:
-                return min(refusal, streamed, key=lambda each: each.needed_bytes)
-        return refusal
-
-    def _largest_split(self, program: Program, allowance: Allowance) -> tuple[Program, Allowance] | None:
-        if not self.updates or self.updates.on_cpu:
-            return None
-        held_bytes = self._machine.now.tier(self.options.tier).held_bytes
-        can_stream = self._can_stream_gradients()
-        return largest_split(self.updates, program, allowance, held_bytes=held_bytes, may_stream_gradients=can_stream)
-
-    def _can_stream_gradients(self) -> bool:
-        are_captured = self.options.compiler == "fx" and not any(isinstance(g, SavedSequence) for g in self.graphs)
-        return are_captured and self.verified is None and not is_distributed()
 
     def note_written(self, names: Collection[str]) -> None:
         """Note that steps write weights of these ``names``; evict traces whose plans may move them."""
@@ -830,7 +702,7 @@ class Session:
         for graph in graphs:
             if isinstance(graph, CapturedGraph):
                 graph.plan_for_own_sizes()
-        merged = self._with_streamed(merge([graph.program for graph in graphs], backwards))
+        merged = self.streaming.with_streamed(merge([graph.program for graph in graphs], backwards))
         costs = merge_costs(merged, [graph.costs for graph in graphs])
         self._make(indices, merged, costs, self.plans.load_cached(merged.program))
 
@@ -849,14 +721,14 @@ class Session:
                 step = self.plans.make(indices, merged, costs, known, is_growth_known=is_growth_known)
             except PlanInfeasible as refusal:
                 if not self.traces.evict_half():
-                    is_split = self._stream_state(merged.program, costs)
+                    is_split = self.streaming.stream_more(merged.program, costs)
                     if not is_split:
-                        raise self._refusal_if_streamed(refusal, merged.program, costs) from None
+                        raise self.streaming.refusal_if_streamed(refusal, merged.program, costs) from None
             else:
-                if is_split or not step.moves or not self._stream_state(merged.program, step.costs, step):
+                if is_split or not step.moves or not self.streaming.stream_more(merged.program, step.costs, step):
                     return step
                 is_split = True
-            if (streamed := self._with_streamed(merged)) != merged:
+            if (streamed := self.streaming.with_streamed(merged)) != merged:
                 merged, known = streamed, self.plans.load_cached(streamed.program)
 
     def _is_growth_known(self, indices: tuple[int, ...]) -> bool:
@@ -867,17 +739,6 @@ class Session:
 
     def _traces_of(self, indices: tuple[int, ...]) -> set[object]:
         return {graph.trace for graph in map(self._graph, indices) if isinstance(graph, CapturedGraph)}
-
-    def _with_streamed(self, merged: MergedPrograms) -> MergedPrograms:
-        """Return ``merged`` without gradients that leave the step as soon as each is computed, if they stream.
-
-        From the first step on they do if they can and updates run on the CPU.
-        """
-        if self.updates.on_cpu and not self.gradients.are_streamed and self._can_stream_gradients():
-            self.updates.stream_gradients()
-        if not self.gradients.are_streamed:
-            return merged
-        return replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
 
     def programs(self) -> Iterator[Program]:
         """Yield the programs of all graphs that are not evicted."""

@@ -19,7 +19,7 @@ def snapshot(session: Session) -> Report:
     last, step = recorder.last_training(), session.current_step()
     session.warn_budget_exceeded()
     tier = session.engine.native.tier_stats(options.tier)
-    state_out_bytes, state_in_bytes = session.state_copied_bytes(step)
+    state_out_bytes, state_in_bytes = session.streaming.copied_bytes(step)
     figures: dict[str, Any] = {}
     if step is not None:
         figures |= {
@@ -66,14 +66,14 @@ def snapshot(session: Session) -> Report:
         tier_reserved_bytes=tier.capacity_bytes,
         tier_reserve_seconds=tier.reserve_seconds,
         tier_resident_bytes=tier.peak_resident_bytes,
-        state_bytes=session.state_bytes,
+        state_bytes=session.streaming.nbytes,
         state_copied_out_bytes=state_out_bytes,
         state_copied_in_bytes=state_in_bytes,
         trace_bytes=session.traces.nbytes,
         num_traces=session.traces.num_traced,
         num_sized_plans=session.traces.num_sized,
         num_evicted_traces=session.traces.num_evicted,
-        notes=(*session.all_notes, *session.notes_on_cpu_updates(step)),
+        notes=(*session.all_notes, *session.streaming.notes_on_cpu_updates(step)),
         plan_notes=tuple(session.plan_notes),
         verified=session.verified,
         **figures,

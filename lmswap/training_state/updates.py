@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lmswap.errors import TierError
+from lmswap.ir.bytesize import format_bytes
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.training_state.cpu_updates import CpuUpdates
@@ -114,6 +116,21 @@ class Updates:
         for each in self.of_each:
             each.stream(min(nbytes, each.state_bytes))
             nbytes -= min(nbytes, each.state_bytes)
+
+    def keep_state_on_cpu(self, held_bytes: int) -> None:
+        """Make all state non-resident, as updates run on the CPU, in a tier of ``held_bytes``.
+
+        Raises:
+            TierError: it has no room for the state, and for parameters and gradients while they are updated.
+        """
+        needed_bytes = self.state_bytes + 2 * sum(each.parameter_bytes for each in self.on_cpu)
+        if needed_bytes > held_bytes:
+            raise TierError(
+                f"optimizer_device='cpu' needs {format_bytes(needed_bytes)} of host memory for optimizer state, and "
+                f"for parameters and gradients while they are updated; {format_bytes(held_bytes)} are available: "
+                "raise host_budget, or leave optimizer_device out"
+            )
+        self.stream_state(self.state_bytes)
 
     def stream_gradients(self) -> None:
         """Let gradients stream from now on."""
