@@ -1,5 +1,11 @@
 """One enabled model: its budget, engine, graphs and the plans of its steps.
 
+What happens to a graph, in the order of the calls, with the modules:
+
+    capture   `graph_capture` traces it, `compiled_graph` compiles it for its plan
+    plan      `step_planning`: by itself, then with the others of its step; `planner` searches, `plan_store` activates
+    run       before each step `Session.prepare` ends the last one, and answers what it has shown, see `replan`
+
 A planned step goes through phases, which `History.phase` of its `PlannedStep` names:
 
     TRACED      planned by estimated costs, or by a plan of the cache or a file; the first run shows the loss's memory

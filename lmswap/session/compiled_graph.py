@@ -284,7 +284,12 @@ class CapturedGraph:
         """Return ``step``, the plan that it follows, for the sizes of its last run."""
         return step if self._ran_for == self._planned_for else self._step_for(step, self._ran_for)
 
-    def seconds_for(self, program: Program) -> Sequence[float]:
+    def seconds_of_other_sizes(self, program: Program) -> Sequence[float]:
+        """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
+        shown = (each._seconds_for(program) for each in reversed(self.graphs_of_trace()) if each is not self)
+        return next(filter(None, shown), ())
+
+    def _seconds_for(self, program: Program) -> Sequence[float]:
         """Return the seconds of the ops of ``program``, its own for other sizes, as its steps have shown.
 
         It is empty if they have not, or if their sizes are much smaller or larger.
@@ -449,13 +454,13 @@ class _PlannedGraph(aot.GraphHandler):
             session.note_on_graphs(note)
         if not self._step:
             try:
-                session.plan_single_graph(self._graph, lowered)
+                session.planning.plan_captured(self._graph, lowered)
             except PlanInfeasible:
                 if not session.place_weights_too():
                     raise
                 self._graph.forget_placeable_weights()
                 lowered = self._lower(graphs, parameters)
-                session.plan_single_graph(self._graph, lowered)
+                session.planning.plan_captured(self._graph, lowered)
         self._rewrite(lowered)
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
@@ -640,6 +645,13 @@ class Evicted:
 
 
 Graphs = list[CapturedGraph | SavedSequence | Evicted]
+
+
+def planned_graph(graphs: Graphs, index: int) -> CapturedGraph | SavedSequence:
+    """Return a graph that is not evicted, as that of a plan."""
+    graph = graphs[index]
+    assert not isinstance(graph, Evicted)
+    return graph
 
 
 def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:

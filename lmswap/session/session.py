@@ -9,54 +9,30 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
 
 from lmswap.analyze.cost import roofline
-from lmswap.capture.aot import without_hooks
-from lmswap.capture.interrupts import interrupt_in
-from lmswap.capture.lower import Lowered
-from lmswap.capture.merge_programs import MergedPrograms, merge, merge_costs
-from lmswap.capture.numerics.checkpoint_regions import refuse_effects
 from lmswap.capture.op_costs.benchmark import OpProfiler
-from lmswap.capture.recompiles import MAX_GRAPHS
-from lmswap.capture.specialize import (
-    Captured,
-    Eviction,
-    NotSymbolic,
-    SizesOutgrown,
-    has_dynamic_sizes,
-    specialize,
-)
-from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import (
-    BudgetExceeded,
-    CaptureError,
     ForkedProcess,
-    LmswapError,
     NotManaged,
     OptionError,
     PlanInfeasible,
     TierError,
 )
-from lmswap.hardware.cache import remembers
-from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import NEEDS_GRAPHS, Options
-from lmswap.planner.cache import CachedPlan
-from lmswap.progress import reported, stage
+from lmswap.progress import reported
 from lmswap.runtime import _C
 from lmswap.runtime.arena import Arena
 from lmswap.runtime.engine import SwapEngine
@@ -67,9 +43,16 @@ from lmswap.runtime.streams import MULTIPLE_STREAMS
 from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.budget_monitor import BudgetMonitor
-from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
+from lmswap.session.compiled_graph import (
+    CapturedGraph,
+    Evicted,
+    Graphs,
+    SavedSequence,
+    assign_run_indices,
+    planned_graph,
+)
 from lmswap.session.context import ModelContext
-from lmswap.session.diagnostics import Notes, crowded_out, warn
+from lmswap.session.diagnostics import Notes, warn
 from lmswap.session.engine_setup import (
     KnownMachine,
     can_swap_weights,
@@ -78,6 +61,7 @@ from lmswap.session.engine_setup import (
     has_places,
     open_device,
 )
+from lmswap.session.graph_capture import compile_graph
 from lmswap.session.plan_file import PinnedPlans, pinned_options
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import Phase, PlannedStep
@@ -85,10 +69,9 @@ from lmswap.session.planner import Planner
 from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
 from lmswap.session.state_streaming import StateStreaming
+from lmswap.session.step_planning import StepPlanning
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
-from lmswap.torch_compat.dynamo import RestartAnalysis, SkipFrame
-from lmswap.torch_compat.symbolic_sizes import Sizes, SymbolicRegion
 from lmswap.training_state import TrainingState
 from lmswap.training_state.cpu_updates import CpuUpdates
 from lmswap.training_state.gradients import StreamedGradients
@@ -186,6 +169,7 @@ class Session:
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._replanner = Replanner(context, planner, self.plans)
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, machine.now), self.note_once)
+        self.planning = StepPlanning(context, self.plans, self.traces, self.streaming, self.meter, graphs=self.graphs)
         self.has_hooks, self.leaves_graphs = has_hooks, False  # whether hooks have to from its next call on
         self._process = os.getpid()
         self._backwards = ActiveBackwards(name)
@@ -195,27 +179,7 @@ class Session:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one graph, as Dynamo's backend; return the function that runs instead of it."""
-        if not has_dynamic_sizes(module, takes_floats=self.runs_uncaptured):
-            return self._capture(module, inputs, inputs)
-        session: Any = weakref.proxy(self)
-
-        def capture(
-            module: fx.GraphModule,
-            inputs: Sequence[Any],
-            given: Sequence[Any],
-            symbolic: SymbolicRegion | None,
-            entry: Eviction,
-        ) -> Captured:  # a method would hold the session
-            made: Captured = session._capture(module, inputs, given, symbolic, entry)
-            return made
-
-        return specialize(
-            module,
-            inputs,
-            capture,
-            keeps_symbols=self.may_share_plans,
-            max_captures=MAX_GRAPHS if self.runs_uncaptured else None,  # then hooks serve the model
-        )
+        return compile_graph(self, module, inputs)
 
     @property
     def runs_uncaptured(self) -> bool:
@@ -230,80 +194,6 @@ class Session:
         """
         return self.options.compiler == "fx" and self.engine.arena is None
 
-    def _capture(
-        self,
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        given: Sequence[Any],
-        symbolic: SymbolicRegion | None = None,
-        entry: Eviction | None = None,
-    ) -> Captured:
-        """Compile one graph, see `Capture`; ``entry``: None if it is one of Dynamo's."""
-        self.traces.begin()
-        graph = CapturedGraph(self, len(self.graphs), module, symbolic)
-        if entry is not None:
-            graph.entry = entry
-        self.graphs.append(graph)
-        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
-        try:
-            with without_hooks(), reported(f"{self.name}, a new graph", "tracing"):
-                refuse_forward_mode()
-                refuse_streams(module)
-                refuse_effects(module)
-                if self.runs_uncaptured:
-                    refuse_numpy(module)
-                graph.capture(module, inputs, given)
-        except BaseException as error:
-            self._discard(graph)
-            if symbolic is not None and _is_of_capture(error):
-                _log.info("%s: sizes of a graph stay constants: %s", self.name, error)
-                raise NotSymbolic from error
-            if not self.runs_uncaptured or not _is_of_capture(error):
-                raise
-            # torch appends a page of traceback, which is for the log.
-            reason = next(iter(str(error).strip().splitlines()), "no message")
-            note = f"a graph could not be planned for: {type(error).__name__}: {reason}"
-            self.note_once(note)
-            _log.warning("%s: %s", self.name, note)
-            # As text: a handler that keeps records would keep the frames, and so the tensors, of the first step.
-            _log.debug("%s", "".join(traceback.format_exception(error)))
-            # Dynamo then runs the user's own code; its graph may be no substitute for that.
-            raise SkipFrame(note) from error
-        self.num_captured += 1
-        _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
-
-        return _GraphCall(self, graph)
-
-    def capture_again(self, graph: CapturedGraph, sizes: Sizes, entry: Eviction) -> Captured:
-        """Return the region of ``graph`` with a plan that serves ``sizes``, those of a call.
-
-        It is made for larger ones if these fit, see `CapturedGraph.sizes_to_plan_for`.
-        """
-        *larger, last = graph.sizes_to_plan_for(sizes)
-        graph = graph.for_sizes(sizes, graph.index, entry)  # a copy: planning may evict the graph itself
-        for planned in larger:
-            with suppress(PlanInfeasible, SizesOutgrown):
-                return self._captured_again(graph, planned, sizes, entry)
-        return self._captured_again(graph, last, sizes, entry)
-
-    def _captured_again(self, graph: CapturedGraph, planned: Sizes, sizes: Sizes, entry: Eviction) -> Captured:
-        self.traces.begin()
-        other = graph.for_sizes(planned, len(self.graphs), entry)
-        self.graphs.append(other)
-        self.losses.expect_as(other.index, graph.index)
-        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
-        try:
-            with without_hooks(), reported(f"{self.name}, other sizes", "planning"):
-                other.capture_again()
-            if planned != sizes and self.plans[other.follows].excess_bytes > 0:
-                raise SizesOutgrown
-            other.fit(sizes)
-        except BaseException:
-            self._discard(other)
-            raise
-        _log.info("%s: planned graph %d for %s", self.name, other.index, dict(planned))
-        return _GraphCall(self, other)
-
     @collection_paused()
     def plan_recorded(self, recorded: Recorded) -> SavedSequence:
         """Plan a step that was recorded by saved-tensor hooks.
@@ -317,18 +207,22 @@ class Session:
         self.graphs.append(sequence)
         self.budget.has_trained = True
         try:
-            self._plan((sequence.index,))
+            self.planning.plan((sequence.index,))
         except BaseException:
-            self._discard(sequence)
+            self.discard(sequence)
             raise
         self._compile((sequence.index,))
         return sequence
 
-    def _discard(self, graph: CapturedGraph | SavedSequence) -> None:
+    def discard(self, graph: CapturedGraph | SavedSequence) -> None:
         """Remove a graph that failed, and its plan: the next graph gets its number."""
         self.graphs.remove(graph)
         self.losses.forget(graph.index)
         self.plans.drop(lambda graphs: graph.index in graphs)
+
+    def mark_prepared(self) -> None:
+        """Note that graphs are captured, timed or planned in the current step."""
+        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
 
     def close_arena(self) -> None:
         """Free the arena: a model that hooks serve runs its own code, which allocates elsewhere.
@@ -338,40 +232,6 @@ class Session:
         if self.engine.arena is not None:
             self.engine.close_arena()
             self.budget.close_arena()
-
-    def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> None:
-        """Plan a graph that was just captured, by itself, with the memory that is free now."""
-        merged = self.streaming.with_streamed(merge([lowered.program]))
-        known = self.plans.load_cached(merged.program)
-        if known:
-            graph.costs = known.costs
-            self.budget.expect_first_runs(known.costs.first_run_bytes, self.recorder.num_steps + 1)
-        else:
-            with stage("timing ops", is_remembered=remembers()):
-                known_seconds = self._seconds_of_other_sizes(graph, lowered.program)
-                graph.costs = self.meter.costs(lowered.program, lowered.graphs, known_seconds)
-        if any("mm" in op.target for op in lowered.program.ops):  # mm, addmm, bmm, baddbmm
-            allocate_cublas_workspaces(self.device)
-        ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
-        try:
-            with stage("planning", is_remembered=remembers() and known is None):
-                self._make((graph.index,), merged, graph.costs, known)
-        except PlanInfeasible as refusal:
-            if not ran and not self.recorder.num_steps:
-                raise
-            # Earlier graphs of this step were planned before this one was known; from the next step on all of them
-            # share one plan, which fits or is refused with the reason.
-            step = self.plans.make_least((graph.index,), self.streaming.with_streamed(merged), graph.costs, refusal)
-            # A complete step is over, though it was not ended yet.
-            after = ran[-1] if ran and self.recorder.complete() is None else None
-            self.plan_notes.append(crowded_out(graph.index, after))
-            if after is None and step.is_over_budget:
-                warn(f"{self.name}: {refusal.summary}. It runs by the plan that takes the least", BudgetExceeded)
-
-    def _seconds_of_other_sizes(self, graph: CapturedGraph, program: Program) -> Sequence[float]:
-        """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
-        shown = (each.seconds_for(program) for each in reversed(graph.graphs_of_trace()) if each is not graph)
-        return next(filter(None, shown), ())
 
     def check_caller(self) -> None:
         """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
@@ -396,7 +256,10 @@ class Session:
         )
 
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
-        """Prepare to run ``graph`` forward, None if it has no plan: end the last step; replan if it showed a cause."""
+        """Prepare to run ``graph`` forward, None if it has no plan: end the last step, if that is complete.
+
+        Before the first graph of a step, plans are replaced if the last step like it has shown a cause.
+        """
         self._backwards.end()
         self.engine.reap_finished_transfers()
         self.recorder.end_if_complete()
@@ -405,32 +268,41 @@ class Session:
         self.warn_budget_exceeded()
         if self.engine.streams.are_multiple:
             self.note_once(MULTIPLE_STREAMS)
-        if self.recorder.current_sequence:
-            return
+        if not self.recorder.current_sequence:
+            self._begin_step(graph)
+
+    def _begin_step(self, graph: CapturedGraph | SavedSequence | None) -> None:
+        """Measure what is held between two steps, observe the last one, and replan the one that ``graph`` begins."""
         self.recorder.expect_others()
         self.retention.observe()
         self.traces.look()
         if graph is not None:
             self.engine.begin_step()
         self.budget.begin_step(self.recorder.num_steps + 1)
-        ended = self.recorder.ended
-        is_usual = (
-            ended is not None
-            and (graph is None or graph.index == ended.sequence[0][0])  # else more may be in use when one like it runs
-            and self._order.recurs(ended)
-            and self._replanner.shows_nothing(ended)
-        )
-        if not is_usual and (followed := self._order.note_ended()):
-            if followed.ran.history.phase is not Phase.FINAL:  # else it shows no seconds
-                followed = followed._replace(ran=self._as_it_ran(followed.ran))
-            self._replanner.observe(followed)
+        is_usual = self._observe_ended(graph)
         if graph is None:
             return
-        if ended is not None and ended.trains:
+        if (ended := self.recorder.ended) is not None and ended.trains:
             self.budget.has_run()
         self._replan(graph, is_usual=is_usual)
         if isinstance(graph, CapturedGraph) and (step := self.plans.get(graph.follows)) is not None:
             self.plans.place_weights(step)
+
+    def _observe_ended(self, graph: CapturedGraph | SavedSequence | None) -> bool:
+        """Observe the step that ended last, unless it has shown nothing; whether that is so."""
+        ended = self.recorder.ended
+        if (
+            ended is not None
+            and (graph is None or graph.index == ended.sequence[0][0])  # else more may be in use when one like it runs
+            and self._order.recurs(ended)
+            and self._replanner.shows_nothing(ended)
+        ):
+            return True
+        if followed := self._order.note_ended():
+            if followed.ran.history.phase is not Phase.FINAL:  # else it shows no seconds
+                followed = followed._replace(ran=self._as_it_ran(followed.ran))
+            self._replanner.observe(followed)
+        return False
 
     def _replan(self, graph: CapturedGraph | SavedSequence, *, is_usual: bool) -> None:
         """Answer what the last step that began with ``graph`` has shown, before one like it runs."""
@@ -442,13 +314,39 @@ class Session:
             if self._replanner.apply(run, lambda: self._released(run.graphs)):
                 self._compile(run.graphs)
             if self.recorder.times_ops:
-                self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
+                self.mark_prepared()
         elif is_usual and ended is not None and ended.trains and isinstance(graph, CapturedGraph):
             self._expect_repeats(graph, ended)
 
-    def _serves_sizes(self, index: int) -> bool:
-        graph = self._graph(index)
-        return isinstance(graph, CapturedGraph) and graph.has_sizes
+    def _plan_in_order(self, ran: RunOrder | None) -> bool:
+        """Plan graphs that ran in one step together, in the order in which they ran; whether they have a new plan."""
+        if ran is None or any(isinstance(self.graphs[index], Evicted) for index in ran.forwards):
+            return False
+        indices = assign_run_indices(self.graphs, ran.forwards)
+        try:
+            # Runs of one graph have numbers of their own from the next step on, and so has their order.
+            self.planning.plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
+        except (PlanInfeasible, TierError) as error:
+            if self.plans.get(ran.forwards) is None:
+                raise
+            self.plan_notes.append_once(
+                f"the plan stays as it was though graphs ran backward in another order: {error.summary}"
+            )
+            self._order.cannot_plan(ran)
+            return False
+        self._compile(indices)
+        return True
+
+    def _compile(self, indices: tuple[int, ...]) -> None:
+        self.mark_prepared()
+        self.recorder.forget_curves()
+        with reported(f"{self.name}, another plan", "compiling"):
+            for index in indices:
+                planned_graph(self.graphs, index).follow(indices)
+        if any(isinstance(self.graphs[index], CapturedGraph) for index in indices):
+            self.memory.collect()
+        else:
+            self.memory.compact()
 
     def _expect_repeats(self, graph: CapturedGraph, ended: EndedStep) -> None:
         """Let steps that begin with ``graph`` repeat ``ended`` without a look at it, if its plan moves nothing."""
@@ -602,25 +500,6 @@ class Session:
         self.memory.close()
         self.traces.evict_all()
 
-    def _plan_in_order(self, ran: RunOrder | None) -> bool:
-        """Plan graphs that ran in one step together, in the order in which they ran; whether they have a new plan."""
-        if ran is None or any(isinstance(self.graphs[index], Evicted) for index in ran.forwards):
-            return False
-        indices = assign_run_indices(self.graphs, ran.forwards)
-        try:
-            # Runs of one graph have numbers of their own from the next step on, and so has their order.
-            self._plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
-        except (PlanInfeasible, TierError) as error:
-            if self.plans.get(ran.forwards) is None:
-                raise
-            self.plan_notes.append_once(
-                f"the plan stays as it was though graphs ran backward in another order: {error.summary}"
-            )
-            self._order.cannot_plan(ran)
-            return False
-        self._compile(indices)
-        return True
-
     def flag_is_compiling(self, note: str) -> None:
         """Add ``note`` on code of the model that may take another path than in plain torch."""
         self.note_on_graphs(note)
@@ -697,112 +576,11 @@ class Session:
         """Add a sentence for reports, unless it is there already."""
         self.notes.append_once(note)
 
-    def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
-        graphs = [self._graph(index) for index in indices]
-        for graph in graphs:
-            if isinstance(graph, CapturedGraph):
-                graph.plan_for_own_sizes()
-        merged = self.streaming.with_streamed(merge([graph.program for graph in graphs], backwards))
-        costs = merge_costs(merged, [graph.costs for graph in graphs])
-        self._make(indices, merged, costs, self.plans.load_cached(merged.program))
-
-    @collection_paused()
-    def _make(
-        self, indices: tuple[int, ...], merged: MergedPrograms, costs: OpCosts, known: CachedPlan | None
-    ) -> PlannedStep:
-        """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately.
-
-        Optimizer state streams where no plan fits otherwise, or the step is faster so.
-        """
-        is_split = False  # of all splits, the best
-        while True:
-            try:
-                is_growth_known = self._is_growth_known(indices)
-                step = self.plans.make(indices, merged, costs, known, is_growth_known=is_growth_known)
-            except PlanInfeasible as refusal:
-                if not self.traces.evict_half():
-                    is_split = self.streaming.stream_more(merged.program, costs)
-                    if not is_split:
-                        raise self.streaming.refusal_if_streamed(refusal, merged.program, costs) from None
-            else:
-                if is_split or not step.moves or not self.streaming.stream_more(merged.program, step.costs, step):
-                    return step
-                is_split = True
-            if (streamed := self.streaming.with_streamed(merged)) != merged:
-                merged, known = streamed, self.plans.load_cached(streamed.program)
-
-    def _is_growth_known(self, indices: tuple[int, ...]) -> bool:
-        """Whether what the process grows by in first steps is in use: other sizes ran with moves by the same traces."""
-        traces = self._traces_of(indices)
-        others = self.plans.newest(lambda step: step.moves and traces <= self._traces_of(step.graphs))
-        return others is not None and all(map(self._serves_sizes, indices))
-
-    def _traces_of(self, indices: tuple[int, ...]) -> set[object]:
-        return {graph.trace for graph in map(self._graph, indices) if isinstance(graph, CapturedGraph)}
-
     def programs(self) -> Iterator[Program]:
         """Yield the programs of all graphs that are not evicted."""
         return (graph.program for graph in self.graphs if not isinstance(graph, Evicted))
-
-    def _graph(self, index: int) -> CapturedGraph | SavedSequence:
-        graph = self.graphs[index]
-        assert not isinstance(graph, Evicted)
-        return graph
-
-    def _compile(self, indices: tuple[int, ...]) -> None:
-        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
-        self.recorder.forget_curves()
-        with reported(f"{self.name}, another plan", "compiling"):
-            for index in indices:
-                self._graph(index).follow(indices)
-        if any(isinstance(self.graphs[index], CapturedGraph) for index in indices):
-            self.memory.collect()
-        else:
-            self.memory.compact()
-
-
-class _GraphCall:
-    """Runs one graph; Dynamo may hold it for longer than its session, see `CapturedGraph.release`."""
-
-    def __init__(self, session: Session, graph: CapturedGraph) -> None:
-        self._session: Any = weakref.proxy(session)
-        self._graph, self._own = graph, session.recorder.own
-        # A `ModelCall` runs the graphs, or torch.compile.
-        self._begin = self._own.begin_graph if session.has_hooks else self._own.begin_call
-
-    @property
-    def unmoved_bytes(self) -> int:
-        """See `Captured`."""
-        return self._graph.unmoved_bytes
-
-    def __call__(self, *arguments: Any, sizes: Sizes | None = None) -> Any:
-        """See `Captured`."""
-        session, graph = self._session, self._graph
-        self._begin()
-        session.check_caller()
-        graph.fit(sizes)
-        with without_hooks():
-            session.prepare(graph)
-            graph.fit(sizes)  # the step may have another plan now
-            graph.begin_run(sizes)
-            with stage("running"):
-                outputs = graph.graph_for_this_run().function(*arguments)
-        self._own.seconds += perf_counter()
-        return outputs
-
-    def for_sizes(self, sizes: Sizes, entry: Eviction) -> Captured:
-        """See `Captured`."""
-        captured: Captured = self._session.capture_again(self._graph, sizes, entry)
-        return captured
 
 
 def _free(native: _C.Engine, memory: DeviceMemory) -> None:
     native.close()
     memory.close()
-
-
-def _is_of_capture(error: BaseException) -> bool:
-    """Whether ``error`` means that a graph cannot be captured; then the code that it was captured from can run."""
-    if not isinstance(error, Exception) or isinstance(error, RestartAnalysis):  # torch traces again, with constants
-        return False
-    return (isinstance(error, CaptureError) or not isinstance(error, LmswapError)) and interrupt_in(error) is None

@@ -11,6 +11,7 @@ from lmswap.errors import PlanMismatch, TierError
 from lmswap.saved_tensors.recording import Recording
 from lmswap.session.hooked_calls import HookedCalls
 from lmswap.session.session import Session
+from lmswap.session.step_planning import StepPlanning
 from tests.training import session_of
 
 
@@ -143,7 +144,7 @@ def test_a_step_whose_plan_is_refused_is_refused_by_every_later_call(error, monk
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr(Session, "_plan", refuse)
+    monkeypatch.setattr(StepPlanning, "plan", refuse)
     for _ in range(2):
         with pytest.raises(type(error), match=str(error)):
             train(model, ORDERS[:1])
