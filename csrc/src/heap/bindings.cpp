@@ -33,6 +33,8 @@ uintptr_t page_of(uintptr_t address) {
 
 }  // namespace
 
+std::string_view file_name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
 uintptr_t Binding::read() const noexcept { return std::atomic_ref<uintptr_t>(*slot_).load(std::memory_order_relaxed); }
 
 void Binding::write(uintptr_t address) const {
@@ -51,8 +53,7 @@ Library Library::find(const std::string& file_name) {
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* data) {
         auto& wanted = *static_cast<Search*>(data);
-        const std::string_view path(info->dlpi_name);
-        if (path.substr(path.rfind('/') + 1) != wanted.name) return 0;
+        if (file_name_of(info->dlpi_name) != wanted.name) return 0;
         wanted.found = Library(*info);
         return 1;
       },

@@ -12,7 +12,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <string_view>
 
 #include "lmswap/error.h"
 #include "lmswap/heap/bindings.h"
@@ -169,8 +168,7 @@ bool is_of_runtime(const Library& library, const char* symbol) {
   void* const found = preloaded != nullptr ? preloaded : library.find_definition(symbol);
   Dl_info info{};
   if (found == nullptr || dladdr(found, &info) == 0) return false;
-  const std::string_view path(info.dli_fname);
-  return path.substr(path.rfind('/') + 1) == kRuntime;
+  return file_name_of(info.dli_fname) == kRuntime;
 }
 
 // The runtime, if `library` allocates by its operators: not where another allocator has replaced them, whose operator
@@ -187,15 +185,20 @@ std::optional<Library> find_runtime(const Library& library) {
 // The patches of operator new in `libraries`, after that of the `free` to which operator delete passes its blocks in
 // whatever library it is called.
 void append_operators(const std::vector<Library>& libraries, std::vector<Patch>& patches) {
+  std::optional<Library> runtime;
+  std::vector<Patch> operators;
   for (const Library& library : libraries) {
-    const auto runtime = find_runtime(library);
-    if (!runtime) continue;
-    for (const Binding& binding : runtime->bindings_of("free"))
-      patches.push_back({binding, reinterpret_cast<uintptr_t>(&served_free)});
+    const auto found = find_runtime(library);
+    if (!found) continue;
+    runtime = found;
     for (const char* const symbol : {kNew, kNewArray})
       for (const Binding& binding : library.bindings_of(symbol))
-        patches.push_back({binding, reinterpret_cast<uintptr_t>(&served_new)});
+        operators.push_back({binding, reinterpret_cast<uintptr_t>(&served_new)});
   }
+  if (!runtime) return;
+  for (const Binding& binding : runtime->bindings_of("free"))
+    patches.push_back({binding, reinterpret_cast<uintptr_t>(&served_free)});
+  patches.insert(patches.end(), operators.begin(), operators.end());
 }
 
 // The patches of `libraries`, functions that free first: no block of the heap may exist while a library frees it

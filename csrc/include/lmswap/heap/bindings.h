@@ -17,6 +17,9 @@
 
 namespace lmswap::heap {
 
+/// @return the last part of a path
+std::string_view file_name_of(std::string_view path);
+
 /// @brief One binding.
 class Binding {
  public:
