@@ -160,21 +160,17 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
         PlanInfeasible: no plan fits; its parts are those that such a budget counts.
         OptionError, TierError: see `make_plan`.
     """
-    program, costs, peak_bytes = memory.program, memory.costs, memory.peak.nbytes
-    fixed = program.fixed_memory
-
-    def plan(step_bytes: int) -> Plan:
-        return make_plan(policy, program, costs, machine, budget_bytes=step_bytes, **limits)
-
+    program, peak, fixed = memory.program, memory.peak, memory.program.fixed_memory
+    # A plan that moves nothing has a smaller margin, with which alone the whole step may fit.
+    unmoved_bytes, may_keep = peak.nbytes + fixed.total_bytes(is_unmoved=True), policy in KEEP_WHAT_FITS
+    is_unmoved = may_keep and unmoved_bytes <= budget_bytes < peak.nbytes + fixed.total_bytes()
+    limits["budget_bytes"] = budget_bytes - fixed.total_bytes(is_unmoved=is_unmoved)
     try:
-        return plan(budget_bytes - fixed.total_bytes())
+        return make_plan(policy, program, memory.costs, machine, **limits)
     except PlanInfeasible as error:
-        needs = [(error.needed_bytes + fixed.total_bytes(), error.needed_bytes, False)]
-        if policy in KEEP_WHAT_FITS:  # a plan that moves nothing has a smaller margin, and so may need less
-            needs.append((peak_bytes + fixed.total_bytes(is_unmoved=True), peak_bytes, True))
-        needed_bytes, needed_step_bytes, is_unmoved = min(needs)
-        if needed_bytes <= budget_bytes:
-            return plan(budget_bytes - fixed.total_bytes(is_unmoved=is_unmoved))
+        needed_step_bytes, needed_bytes = error.needed_bytes, error.needed_bytes + fixed.total_bytes()
+        if is_unmoved := may_keep and unmoved_bytes < needed_bytes:
+            needed_step_bytes, needed_bytes = peak.nbytes, unmoved_bytes
         refusal = error.but(
             budget_bytes=budget_bytes,
             needed_bytes=needed_bytes,
@@ -184,7 +180,6 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
             gradient_bytes=program.gradient_bytes,
         )
         if is_unmoved:
-            peak = memory.peak
             refusal = refusal.but(where=f"op {peak.op} {program.ops[peak.op].title}", live=peak.live)
         if program.is_cyclic:
             refusal = _with_state(refusal, program, needed_step_bytes, limits["min_swap_bytes"])
