@@ -34,7 +34,10 @@ _HEAP_THRESHOLD_BYTES = 64 * 2**10
 
 
 class DeviceMemory(Protocol):
-    """The memory of one device as its budget counts it. Peaks are since they were restarted, or construction."""
+    """The memory of one device as its budget counts it. Peaks are since they were restarted, or construction.
+
+    The defaults are those of a device whose memory the process does not grow into: of CUDA.
+    """
 
     def description(self) -> str:
         """The device in messages: "cuda:0 (NVIDIA H200)"."""
@@ -53,30 +56,38 @@ class DeviceMemory(Protocol):
 
     def uncounted(self) -> AbstractContextManager[None]:
         """Context in which the process may grow without counting against the budget; not on CUDA, where all counts."""
+        return nullcontext()
 
     def count(self, nbytes: int) -> None:
         """Counts memory that the process had before, as if it had grown by it, trims, and restarts the peaks.
 
         On CUDA all counts anyway.
         """
+        self.trim()
+        self.reset_tensor_peak()
+        self.lap_peaks(restart=True)
 
     def excluded_bytes(self) -> int:
         """Bytes that the process holds in addition to `used_bytes`: the rest of its resident memory; 0 on CUDA."""
+        return 0
 
     def min_counted_bytes(self) -> int:
         """Smallest tensor that `used_tensor_bytes` counts: memory of smaller ones remains in use for later ones."""
+        return 0
 
     def peak_tensor_bytes(self) -> int:
         """The highest `used_tensor_bytes`."""
 
     def reports_changes(self) -> bool:
         """Whether `tensor_changes` reports all changes."""
+        return False
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
         """(seconds, `used_tensor_bytes`) at each change between two times of CLOCK_MONOTONIC.
 
         Empty where the host allocates ahead of the device: the times would not be those of use.
         """
+        return ()
 
     def reset_tensor_peak(self) -> None:
         """Restarts `peak_tensor_bytes` from the current value; those of laps continue."""
@@ -92,21 +103,26 @@ class DeviceMemory(Protocol):
 
     def other_bytes(self) -> int:
         """The part of `used_bytes` beside tensors and memory that they reuse: code, traces. 0 on CUDA: it has none."""
+        return 0
 
     def trim(self) -> None:
         """Releases memory cached for reuse; allocating it again costs the next step about half its time."""
 
     def decommit(self, nbytes: int) -> None:
         """Decommits up to ``nbytes`` of the memory cached for reuse, for host work that needs main memory now."""
+        return
 
     def compact(self) -> None:
         """Releases memory that planning freed; memory that tensors will reuse is kept."""
+        return
 
     def collect(self) -> None:
         """Collects Python's reference cycles, then compacts."""
+        return
 
     def synchronize(self) -> None:
         """Waits until the device has run all queued work."""
+        return
 
     def close(self) -> None:
         """Ends the counting. Idempotent."""
@@ -138,7 +154,7 @@ def _allocated(device: torch.device) -> PeakTracker:
     )
 
 
-class CudaMemory:
+class CudaMemory(DeviceMemory):
     """Bytes reserved by torch's caching allocator on one GPU: more than tensors hold, and what the card must have.
 
     Peaks of reserved bytes are sampled, since they only shrink where the cache is emptied. So are those of tensors,
@@ -182,26 +198,6 @@ class CudaMemory:
     def peak_tensor_bytes(self) -> int:  # noqa: D102
         return self._tensor_peak.value()
 
-    def uncounted(self) -> AbstractContextManager[None]:  # noqa: D102
-        return nullcontext()
-
-    def count(self, nbytes: int) -> None:  # noqa: D102
-        self.trim()
-        self.reset_tensor_peak()
-        self.lap_peaks(restart=True)
-
-    def excluded_bytes(self) -> int:  # noqa: D102
-        return 0
-
-    def min_counted_bytes(self) -> int:  # noqa: D102
-        return 0
-
-    def reports_changes(self) -> bool:  # noqa: D102
-        return False
-
-    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
-        return ()
-
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._tensor_peak.restart()
 
@@ -220,20 +216,8 @@ class CudaMemory:
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._now("reserved_bytes") - self._now("allocated_bytes")
 
-    def other_bytes(self) -> int:  # noqa: D102
-        return 0
-
     def trim(self) -> None:  # noqa: D102
         self._cuda.empty_cache()
-
-    def decommit(self, nbytes: int) -> None:  # noqa: D102
-        return
-
-    def compact(self) -> None:  # noqa: D102
-        return
-
-    def collect(self) -> None:  # noqa: D102
-        return
 
     def synchronize(self) -> None:  # noqa: D102
         self._cuda.synchronize(self._device)
@@ -245,7 +229,7 @@ class CudaMemory:
         return int(self._stats(self._device.index or 0)[figure]["all"]["current"])
 
 
-class CpuMemory:
+class CpuMemory(DeviceMemory):
     """Growth of the process since construction; the heap serves torch while an instance is open."""
 
     _num_open = 0  # the heap is per process: installed by the first, removed by the last
@@ -297,9 +281,7 @@ class CpuMemory:
 
     def count(self, nbytes: int) -> None:  # noqa: D102
         self._base_bytes -= nbytes
-        self.trim()
-        self.reset_tensor_peak()
-        self.lap_peaks(restart=True)
+        super().count(nbytes)
 
     def excluded_bytes(self) -> int:  # noqa: D102
         return self._base_bytes
@@ -349,9 +331,6 @@ class CpuMemory:
         """Collects unreferenced graphs, of which a replan of 4,400 ops leaves 20 MiB: takes 0.2 s."""
         gc.collect()
         self.compact()
-
-    def synchronize(self) -> None:  # noqa: D102
-        return
 
     def _watch(self, tracker: PeakTracker) -> Watch:
         watch = tracker.watch()
