@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -201,57 +201,25 @@ COPIES: dict[object, Callable[..., Any]] = {
     weight_in_wait: _weight_in_wait,
     view_bytes: _view_bytes,
 }
+
+# What tracers see of each: its results without bytes.
+_FAKES: dict[Any, Callable[..., Any]] = {
+    swap_out_start: lambda *_: torch.empty(1, dtype=torch.int64, device="cpu"),
+    swap_out_wait: lambda *_: None,
+    swap_in_start: lambda token, engine, buffer, nbytes, device: _bytes_on(device, nbytes),
+    swap_in_wait: lambda flat, *_: flat,
+    weight_in_start: lambda weight, engine, buffer, nbytes, offset, device: _bytes_on(device, nbytes),
+    weight_in_wait: lambda flat, *_: flat,
+    rng_state: lambda device: _bytes_on("cpu", rng.rng_state(device).numel()),
+    bernoulli: lambda size, stride, p, *, dtype, device, like=None: rng.memory_for(size, stride, dtype, device, like),
+}
+
+
+def _bytes_on(device: torch.device | str, nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
 for _operator, _kernel in (COPIES | {rng_state: rng.rng_state, bernoulli: rng.bernoulli}).items():
     _library.impl(_operator, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-
-
-@torch.library.register_fake("lmswap::swap_out_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_swap_out_start(*_: object) -> torch.Tensor:
-    return torch.empty(1, dtype=torch.int64, device="cpu")
-
-
-@torch.library.register_fake("lmswap::swap_out_wait", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_swap_out_wait(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
-    return None
-
-
-@torch.library.register_fake("lmswap::swap_in_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_swap_in_start(
-    token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device
-) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-@torch.library.register_fake("lmswap::swap_in_wait", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
-    return flat
-
-
-@torch.library.register_fake("lmswap::weight_in_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_weight_in_start(  # noqa: PLR0917
-    weight: torch.Tensor, engine: int, buffer: int, nbytes: int, offset: int, device: torch.device
-) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-@torch.library.register_fake("lmswap::weight_in_wait", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_weight_in_wait(flat: torch.Tensor, weight: torch.Tensor, engine: int) -> torch.Tensor:
-    return flat
-
-
-@torch.library.register_fake("lmswap::rng_state", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_rng_state(device: torch.device) -> torch.Tensor:
-    return torch.empty(rng.rng_state(device).shape, dtype=torch.uint8, device="cpu")
-
-
-@torch.library.register_fake("lmswap::bernoulli", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_bernoulli(
-    size: Sequence[int],
-    stride: Sequence[int],
-    p: float,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    like: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return rng.memory_for(size, stride, dtype, device, like)
+for _operator, _fake in _FAKES.items():
+    torch.library.register_fake(_operator, _fake, lib=_library)
