@@ -6,9 +6,8 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,22 +18,19 @@ from torch import fx
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
 from lmswap.capture.aot_stages import Compiled
-from lmswap.capture.caller_memory import tangent_bytes
 from lmswap.capture.lower import Lowered, lower
 from lmswap.capture.merge_programs import graph_plan
 from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.output_names import input_names, results
-from lmswap.capture.size_buckets import bucket_edge
 from lmswap.capture.specialize import Eviction, SizesOutgrown
 from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import LOSS, Op, Program
+from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.planner import simulate
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.runtime.arena import SegmentOpenings, placing
@@ -55,11 +51,10 @@ from lmswap.runtime.partial_backward import (
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
-from lmswap.session.borrowed_plans import BorrowedPlans
+from lmswap.session.graph_sizes import GraphSizes, seconds_of_similar
 from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.torch_compat.dynamo_cache import CacheEntry
-from lmswap.torch_compat.sized_graphs import is_sized
-from lmswap.torch_compat.symbolic_sizes import BufferGrowth, Sizes, SymbolicRegion
+from lmswap.torch_compat.symbolic_sizes import Sizes, SymbolicRegion
 from lmswap.training_state.weights import Placeable
 from lmswap.verify.against_eager import EagerReference
 from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
@@ -70,14 +65,6 @@ if TYPE_CHECKING:
 
 _Code = TypeVar("_Code")
 
-_MAX_FITTING = 1024  # sizes that are known to fit: numbers may be new in each step
-_MAX_LESS = 4  # by which the largest sizes of a bucket that can be planned are searched below its edge
-# A plan serves sizes of other buckets, too, if without swaps they take nearly the memory that it is made for.
-_NEAR = 1.1
-# Seconds of an op are known from sizes whose steps take up to this factor more or fewer bytes: those of the next bucket
-# are at most 1.25 times as large, and take at most the square of that.
-_SIMILAR = 1.6
-
 
 class CapturedGraph:
     """One region that Dynamo captured: its compiled function, and what replanning needs."""
@@ -86,17 +73,9 @@ class CapturedGraph:
         """``symbolic``: None if all sizes are constants of the graph."""
         self.session, self.index = session, index
         self.entry: CacheEntry | Eviction = CacheEntry()
-        self._symbolic = symbolic
-        self._growth: BufferGrowth | None = None  # of its program's buffers, with sizes
-        self._sizes: Sizes = symbolic.sizes if symbolic is not None else {}  # of its program
-        self._planned_for = self._ran_for = self._sizes  # that its plan has room for, and of its last run
-        self._keeps_sizes = True  # its code runs with those of each call
-        # Other sizes that its plan has room for; by these, the seconds that a run loses to moves for larger sizes.
-        self._fitting: dict[frozenset[Any], float] = {}
-        self._borrowed = BorrowedPlans()  # of all graphs of its trace
+        self.sizes = GraphSizes(symbolic)
         self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
         self.input_names = input_names(module.graph)
-        self.program: Program
         self.costs: OpCosts
         self.function: Callable[..., Any]
         self._compiled: Compiled
@@ -120,54 +99,36 @@ class CapturedGraph:
     def clone_for_run(self, index: int) -> CapturedGraph:
         """Return the same region under another number, to be planned separately."""
         clone = copy.copy(self)
-        clone.index, clone.again, clone.handover, clone._fitting = index, [], OutputLiveness(), {}
+        clone.index, clone.sizes = index, self.sizes.for_other_graph()
+        clone.again, clone.handover = [], OutputLiveness()
         return clone
 
     def for_sizes(self, sizes: Sizes, index: int, entry: Eviction) -> CapturedGraph:
         """Return the same region, to be planned for ``sizes`` and compiled by `capture_again`."""
         other = self.clone_for_run(index)
-        other._sizes = other._planned_for = other._ran_for = sizes
+        other.sizes = self.sizes.for_other_graph(sizes)
         other.entry, other.follows, other._placeable = entry, (index,), None
         other.last_step = self.session.recorder.num_steps
         return other
 
     @property
+    def program(self) -> Program:
+        """The program of its trace, for its sizes."""
+        return self.sizes.program
+
+    @property
     def trace(self) -> object:
         """What graphs of one trace have in common."""
-        return self._symbolic or self
+        return self.sizes.symbolic or self
 
     def graphs_of_trace(self) -> list[CapturedGraph]:
         """Return the graphs of its trace, this one included, in the order of their numbers."""
         return [each for each in self.session.graphs if isinstance(each, CapturedGraph) and each.trace is self.trace]
 
-    @property
-    def has_sizes(self) -> bool:
-        """Whether its trace serves sizes that vary."""
-        return self._symbolic is not None
-
     def sizes_to_plan_for(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Yield sizes whose plans would serve ``sizes``, too, the best first; at last these themselves.
-
-        They are those of its bucket, and at the first time the declared ones: others run by their plan at once.
-        """
-        assert self._symbolic is not None
-        largest = self._symbolic.largest(sizes)
-        is_first = all(each._sizes == self._sizes for each in self.graphs_of_trace())
-        if largest != sizes and is_first and self._symbolic.serves(largest):
-            yield largest
-        edges = {symbol: bucket_edge(size) for symbol, size in sizes.items()}
-        more = min((edge - sizes[symbol] for symbol, edge in edges.items()), default=0)
-        # Sizes may have to be odd, or the sum of others.
-        each = (
-            {symbol: max(sizes[symbol], edge - less) for symbol, edge in edges.items()} for less in range(_MAX_LESS)
-        )
-        # Or to differ by as much as here: the rows of tokens[:, :-1] are one apart.
-        together = (
-            {symbol: size + more - less for symbol, size in sizes.items()} for less in range(min(more, _MAX_LESS))
-        )
-        served = (those for those in (*each, *together) if those != sizes and self._symbolic.serves(those))
-        yield from islice(served, 1)
-        yield sizes
+        """Yield sizes whose plans would serve ``sizes``, too, see `GraphSizes.to_plan_for`."""
+        is_first = all(each.sizes.of_program == self.sizes.of_program for each in self.graphs_of_trace())
+        return self.sizes.to_plan_for(sizes, is_first=is_first)
 
     def graph_for_this_run(self) -> CapturedGraph:
         """Return the graph for the next run of this region in the current step: this one, or one of its clones."""
@@ -192,18 +153,18 @@ class CapturedGraph:
         compile_region = _region_compiler(self.session.options.compiler)
         started = perf_counter()
         self._take(compile_region(module, inputs, _PlannedGraph(self), given))
-        self._borrowed.planning_seconds = perf_counter() - started
+        self.sizes.borrowed.planning_seconds = perf_counter() - started
 
     def capture_again(self) -> None:
         """Plan and compile the region, as it was traced, for its sizes; see `for_sizes`."""
         started = perf_counter()
-        self._take(self._compiled.compile_for(self._sizes, _PlannedGraph(self)))
-        self._borrowed.planning_seconds = perf_counter() - started
+        self._take(self._compiled.compile_for(self.sizes.of_program, _PlannedGraph(self)))
+        self.sizes.borrowed.planning_seconds = perf_counter() - started
 
     @property
     def unmoved_bytes(self) -> int:
         """The peak of its own tensors, for the sizes that its plan is made for, if it moved none."""
-        return self._unmoved_bytes(self._planned_for)
+        return self.sizes.unmoved_bytes(self.sizes.of_plan, self.costs)
 
     def fit(self, sizes: Sizes | None) -> None:
         """Let its plan serve a call of ``sizes``, and so be in use; None are those of the trace.
@@ -211,116 +172,39 @@ class CapturedGraph:
         Raises:
             SizesOutgrown: the plan has no room for them, or one of their own pays.
         """
-        if sizes is not None and sizes != self._planned_for and self._symbolic is not None:
-            self._fit_others(sizes)
+        if sizes is not None and self.sizes.vary and not self.sizes.fit(sizes):
+            if not self.session.may_share_plans:
+                raise SizesOutgrown
+            step = self.session.plans[self.follows]
+            fitted = self.sizes.make_fit(sizes, step, self._first_buffer(step), self.costs)
+            if fitted is not step:
+                self.session.plans.store(fitted)
         self.last_step = self.session.recorder.num_steps
 
     def begin_run(self, sizes: Sizes | None) -> None:
         """Note that a call of ``sizes`` runs in the current step."""
-        if sizes is not None and self._symbolic is not None:
-            self._ran_for = sizes
-            if lost_seconds := self._fitting.get(frozenset(sizes.items()), 0.0):
-                self._borrowed.note_run(sizes, lost_seconds)
-                if self._borrowed.have_cost_a_plan(sizes):
-                    self._fitting.clear()
-
-    def _fit_others(self, sizes: Sizes) -> None:
-        if (key := frozenset(sizes.items())) in self._fitting:
-            return
-        if not self._keeps_sizes or not self.session.may_share_plans:
-            raise SizesOutgrown
-        assert self._growth is not None
-        step, lost_seconds = self.session.plans[self.follows], 0.0
-        if step.moves:
-            if not self._has_tier_room(sizes, step):
-                raise SizesOutgrown
-            if not self._is_near(sizes):
-                if self._borrowed.have_cost_a_plan(sizes):
-                    raise SizesOutgrown
-                lost_seconds = _excess_seconds(self._step_for(step, sizes))
-        if not self._growth.is_within(sizes, self._planned_for):
-            self._plan_for(sizes, step)
-        if len(self._fitting) >= _MAX_FITTING:
-            self._fitting.clear()
-        self._fitting[key] = lost_seconds
-
-    def _has_tier_room(self, sizes: Sizes, step: PlannedStep) -> bool:
-        """Whether what the plan of ``step`` swaps takes no more of its tier for ``sizes``."""
-        assert self._growth is not None
-        first = step.merged.buffer_offsets[step.graphs.index(self.index)]
-        runs = schedule(step.merged.program, step.plan.recomputes)
-        swapped = {runs.buffers[swap.buffer] - first for swap in step.plan.swaps}
-        return self._growth.is_within(sizes, self._planned_for, swapped)
-
-    def _is_near(self, sizes: Sizes) -> bool:
-        """Whether a plan that moves tensors is not made for much larger ``sizes``: it would move more than needed."""
-        planned = self._planned_for
-        if all(bucket_edge(size) == bucket_edge(planned[symbol]) for symbol, size in sizes.items()):
-            return True
-        return self.unmoved_bytes <= _NEAR * self._unmoved_bytes(sizes)
-
-    def _unmoved_bytes(self, sizes: Sizes) -> int:
-        return StepMemory(self._program_for(self.program, 0, sizes), self.costs).peak.nbytes
-
-    def _plan_for(self, sizes: Sizes, step: PlannedStep) -> None:
-        """Let ``step`` be planned for ``sizes``, too; it fits, or they do not."""
-        needed = self._step_for(step, sizes)
-        if needed.excess_bytes > 0:
-            raise SizesOutgrown
-        if not step.moves and needed.tensor_peak_bytes > step.tensor_peak_bytes:
-            self.session.plans.store(needed)
-            self._planned_for = sizes
-
-    def plan_for_own_sizes(self) -> None:
-        """Note that a plan is made for the sizes of its program."""
-        self._planned_for = self._sizes
-        self._fitting.clear()
+        if sizes is not None and self.sizes.vary:
+            self.sizes.begin_run(sizes)
 
     def program_of_run(self) -> Program:
         """Return its program for the sizes of its last run."""
-        return self.program if self._ran_for == self._sizes else self._program_for(self.program, 0, self._ran_for)
+        own, ran = self.sizes.of_program, self.sizes.of_run
+        return self.program if ran == own else self.sizes.program_for(self.program, 0, ran)
 
     def as_it_ran(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, the plan that it follows, for the sizes of its last run."""
-        return step if self._ran_for == self._planned_for else self._step_for(step, self._ran_for)
+        sizes = self.sizes
+        return step if sizes.of_run == sizes.of_plan else sizes.step_for(step, self._first_buffer(step), sizes.of_run)
+
+    def _first_buffer(self, step: PlannedStep) -> int:
+        """Return the number of its first buffer in ``step``."""
+        return step.merged.buffer_offsets[step.graphs.index(self.index)]
 
     def seconds_of_other_sizes(self, program: Program) -> Sequence[float]:
         """Return the seconds of the ops of ``program``, as steps of similar sizes have shown; empty if none have."""
-        shown = (each._seconds_for(program) for each in reversed(self.graphs_of_trace()) if each is not self)
-        return next(filter(None, shown), ())
-
-    def _seconds_for(self, program: Program) -> Sequence[float]:
-        """Return the seconds of the ops of ``program``, its own for other sizes, as its steps have shown.
-
-        It is empty if they have not, or if their sizes are much smaller or larger.
-        """
-        step = self.session.plans.get((self.index,))
-        if step is None or step.history.phase < Phase.CALIBRATED or not _are_same_ops(step.merged.program, program):
-            return ()
-        costs = _scaled(step.costs, step.merged.program, program)
-        peaks = StepMemory(step.merged.program, step.costs).peak.nbytes, StepMemory(program, costs).peak.nbytes
-        return costs.seconds if max(peaks) <= _SIMILAR * min(peaks) else ()
-
-    def _step_for(self, step: PlannedStep, sizes: Sizes) -> PlannedStep:
-        """Return ``step`` for other ``sizes`` of this graph.
-
-        Time and scratch of an op are assumed to grow as its buffers do.
-        """
-        program, first = step.merged.program, step.merged.buffer_offsets[step.graphs.index(self.index)]
-        sized = self._program_for(program, first, sizes)
-        costs = _scaled(step.costs, program, sized)
-        predicted = simulate(sized, costs, step.machine, step.plan)
-        plan = replace(step.plan, predicted_peak_bytes=predicted.peak_bytes, predicted_seconds=predicted.seconds)
-        return replace(step, merged=replace(step.merged, program=sized), costs=costs, plan=plan)
-
-    def _program_for(self, program: Program, first: int, sizes: Sizes) -> Program:
-        """Return ``program``, in which buffers of this graph begin at ``first``, for other ``sizes`` of this graph."""
-        buffers = list(program.buffers)
-        assert self._growth is not None
-        for own, factor in self._growth.factors(sizes, self._sizes):
-            nbytes = math.ceil(factor * self.program.buffers[own].nbytes)
-            buffers[first + own] = replace(buffers[first + own], nbytes=nbytes)
-        return replace(program, buffers=tuple(buffers))
+        others = (each for each in reversed(self.graphs_of_trace()) if each is not self)
+        steps = (self.session.plans.get((each.index,)) for each in others)
+        return next(filter(None, (seconds_of_similar(step, program) for step in steps if step is not None)), ())
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compile the region, as it was traced, for its part of the plan of the step of ``graphs``."""
@@ -335,26 +219,17 @@ class CapturedGraph:
         del self._compiled, self.function, self.session
         self.handover = OutputLiveness()
 
-    def take_lowered(self, lowered: Lowered) -> None:
-        """Take the program of its trace."""
-        self.program = lowered.program
-        self._growth = BufferGrowth(lowered.symbolic_bytes)
-
     def keep_sizes(self, lowered: Lowered, plan: Plan) -> None:
         """Let the graphs run with the sizes of each call, if ``plan`` can move tensors whose sizes are not known."""
-        moved = {swap.buffer for swap in plan.swaps}.union(
-            *((*lowered.program.ops[each.op].reads, *lowered.program.ops[each.op].writes) for each in plan.recomputes)
-        )
-        nodes = ((node, buffer) for graph in lowered.graphs for node, buffer in graph.buffer_of.items())
-        self._keeps_sizes = all(is_sized(node, self._sizes) for node, buffer in nodes if buffer in moved)
-        if moved and not (self._keeps_sizes and self.session.may_share_plans):
-            self.plan_for_own_sizes()
+        self.sizes.keep(lowered, plan)
+        if plan.moves and not (self.sizes.are_kept and self.session.may_share_plans):
+            self.sizes.plan_for_own()
             for graph in lowered.graphs:
                 graph.inline_sizes()
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
-        self._fitting.clear()
+        self.sizes.fitting.clear()
         self.session.memory.compact()
         self.function = self._plain.wrap(compiled) if self._plain else compiled
 
@@ -550,7 +425,7 @@ class _PlannedGraph(aot.GraphHandler):
             trained=placeable.trained,
             is_deterministic=session.meter.is_deterministic,
         )
-        self._graph.take_lowered(lowered)
+        self._graph.sizes.take(lowered)
         session.note_written(lowered.written)
         return lowered
 
@@ -666,34 +541,6 @@ def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
             graphs.append(graph.again[-1])
         runs.append(index if number == 0 else graph.again[number - 1].index)
     return tuple(runs)
-
-
-def _excess_seconds(step: PlannedStep) -> float:
-    return step.plan.predicted_seconds - step.costs.free_seconds if step.moves else 0.0
-
-
-def _are_same_ops(program: Program, sized: Program) -> bool:
-    """Whether two programs of one trace differ in the bytes of their buffers alone."""
-    ops = [[(op.target, op.reads, op.writes) for op in each.ops] for each in (program, sized)]
-    return ops[0] == ops[1] and len(program.buffers) == len(sized.buffers)
-
-
-def _scaled(costs: OpCosts, program: Program, sized: Program) -> OpCosts:
-    """Return ``costs``, of ``program``, for the buffers of ``sized``: time and scratch of an op grow as they do."""
-
-    def nbytes(op: Op, of: Program) -> int:
-        if op.target == LOSS:
-            return tangent_bytes(of, op)
-        return sum(of.buffers[buffer].nbytes for buffer in {*op.reads, *op.writes})
-
-    def share(op: Op) -> float:
-        before = nbytes(op, program)
-        return nbytes(op, sized) / before if before else 1.0
-
-    shares = [share(op) for op in program.ops]
-    scratch = {i: math.ceil(share * costs.scratch_bytes[i]) for i, share in enumerate(shares) if share != 1}
-    seconds = tuple(share * each for share, each in zip(shares, costs.seconds, strict=True))
-    return replace(costs.with_scratch(scratch), seconds=seconds)
 
 
 def _region_compiler(compiler: str) -> Callable[..., Compiled]:

@@ -88,7 +88,7 @@ class StepPlanning:
         graphs = [planned_graph(self._graphs, index) for index in indices]
         for graph in graphs:
             if isinstance(graph, CapturedGraph):
-                graph.plan_for_own_sizes()
+                graph.sizes.plan_for_own()
         merged = self._streaming.with_streamed(merge([graph.program for graph in graphs], backwards))
         costs = merge_costs(merged, [graph.costs for graph in graphs])
         self._make(indices, merged, costs, self._plans.load_cached(merged.program))
@@ -130,4 +130,4 @@ class StepPlanning:
 
     def _serves_sizes(self, index: int) -> bool:
         graph = planned_graph(self._graphs, index)
-        return isinstance(graph, CapturedGraph) and graph.has_sizes
+        return isinstance(graph, CapturedGraph) and graph.sizes.vary

@@ -47,7 +47,7 @@ class Traces:
     @property
     def num_sized(self) -> int:
         """The number of graphs, each with its plan, for sizes that vary."""
-        return sum(graph.has_sizes for graph in self._kept())
+        return sum(graph.sizes.vary for graph in self._kept())
 
     def begin(self) -> None:
         """Prepare to measure a trace that is about to be made."""

@@ -190,7 +190,7 @@ def _small_margins(monkeypatch):
 
 def planned_sizes(model):
     """Of each plan by symbolic sizes, those that it was made for, in the order in which they were made."""
-    return [tuple(graph._sizes.values()) for graph in _session(model).graphs if graph._sizes]
+    return [tuple(graph.sizes.of_program.values()) for graph in _session(model).graphs if graph.sizes.of_program]
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps, by what their losses take
@@ -389,7 +389,7 @@ def test_plans_that_move_tensors_run_other_sizes_with_plain_bits(name, policy):
     step = itertools.count()
     assert same(found, trained(plain, batches, loss))
     session = _session(model)
-    shared = [graph for graph in session.graphs if graph._fitting and session.plans[graph.follows].moves]
+    shared = [graph for graph in session.graphs if graph.sizes.fitting and session.plans[graph.follows].moves]
     assert shared
     assert all(graph._keeps_sizes for graph in shared)
     assert not any("gradients entered a backward" in note for note in lmswap.report(model).notes)
@@ -454,7 +454,7 @@ def test_plans_that_place_weights_run_other_sizes_with_plain_bits(kind):
         found.append([*(loss.detach() for loss in losses), *(p.detach().clone() for p in model.parameters())])
     assert same(*found)
     session = _session(models[1])
-    assert any(graph._fitting and session.plans[graph.follows].moves for graph in session.graphs)
+    assert any(graph.sizes.fitting and session.plans[graph.follows].moves for graph in session.graphs)
     assert lmswap.report(models[1]).swapped_in_bytes
     lmswap.disable(models[1])
 
