@@ -1,10 +1,15 @@
-"""The sizes that a graph's plan serves besides those that it was made for, and its step for other sizes."""
+"""The sizes that a graph's plan serves besides those that it was made for, and its step for other sizes.
+
+A plan for larger sizes fits, but moves more than needed. It serves a bucket of smaller ones at once, without a pause,
+until its steps have lost as many seconds that way as making a plan takes: at most twice what they would have lost had
+their number been known.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -19,7 +24,6 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import LOSS, Op, Program
 from lmswap.ir.schedule import schedule
 from lmswap.planner import simulate
-from lmswap.session.borrowed_plans import BorrowedPlans
 from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.torch_compat.sized_graphs import is_sized
 from lmswap.torch_compat.symbolic_sizes import BufferGrowth, Sizes, SymbolicRegion
@@ -31,6 +35,27 @@ _NEAR = 1.1
 # Seconds of an op are known from sizes whose steps take up to this factor more or fewer bytes: those of the next bucket
 # are at most 1.25 times as large, and take at most the square of that.
 _SIMILAR = 1.6
+
+
+class BorrowedPlans:
+    """What each bucket of sizes of one trace has lost to plans for larger ones."""
+
+    def __init__(self) -> None:
+        self.planning_seconds = 0.0  # of the last plan that was made for the trace
+        self._lost_seconds: dict[Hashable, float] = {}
+
+    def note_run(self, sizes: Sizes, lost_seconds: float) -> None:
+        """Count a run of ``sizes``, which took ``lost_seconds`` longer than in unlimited memory."""
+        bucket = _bucket(sizes)
+        self._lost_seconds[bucket] = self._lost_seconds.get(bucket, 0.0) + lost_seconds
+
+    def have_cost_a_plan(self, sizes: Sizes) -> bool:
+        """Whether the bucket of ``sizes`` has lost as much as it takes to make a plan for it."""
+        return self._lost_seconds.get(_bucket(sizes), 0.0) > self.planning_seconds
+
+
+def _bucket(sizes: Sizes) -> Hashable:
+    return frozenset((symbol, bucket_edge(size)) for symbol, size in sizes.items())
 
 
 class GraphSizes:

@@ -11,7 +11,7 @@ import lmswap
 from lmswap.api import _session
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.session import budget
-from lmswap.session.borrowed_plans import BorrowedPlans
+from lmswap.session.graph_sizes import BorrowedPlans
 
 pytestmark = [
     pytest.mark.cpu_only("on a GPU tensors have offsets, which are those of one size"),
@@ -173,7 +173,7 @@ def test_two_sizes_are_two_traces_of_their_own():
     assert same(trained(model, batches), trained(made(), batches))
     graphs = _session(model).graphs
     assert [graph.program.name for graph in graphs] == ["Tokens"] * 2
-    assert all(graph._symbolic is None for graph in graphs)
+    assert not any(graph.sizes.vary for graph in graphs)
     lmswap.disable(model)
 
 
@@ -391,7 +391,7 @@ def test_plans_that_move_tensors_run_other_sizes_with_plain_bits(name, policy):
     session = _session(model)
     shared = [graph for graph in session.graphs if graph.sizes.fitting and session.plans[graph.follows].moves]
     assert shared
-    assert all(graph._keeps_sizes for graph in shared)
+    assert all(graph.sizes.are_kept for graph in shared)
     assert not any("gradients entered a backward" in note for note in lmswap.report(model).notes)
     lmswap.disable(model)
 

@@ -1,6 +1,6 @@
 """A bucket of sizes borrows the plan of a larger one until that has cost as much as making a plan for it."""
 
-from lmswap.session.borrowed_plans import BorrowedPlans
+from lmswap.session.graph_sizes import BorrowedPlans
 
 
 def test_a_bucket_borrows_until_it_has_lost_the_seconds_of_planning():
