@@ -361,7 +361,7 @@ class _PlannedGraph(aot.GraphHandler):
         timed = self._timed(compile_parts, segment) or parts
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
-        gradients, names = self._session.gradients, self._gradients_by_part(segment)
+        gradients, names = self._session.updates.gradients, self._gradients_by_part(segment)
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             code = timed if recorder.times_ops else parts

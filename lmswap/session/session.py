@@ -131,9 +131,6 @@ class Session:
             self.weights = Weights(
                 state, self.engine.host_copies, min_bytes=options.min_swap_bytes, note=self.note_once
             )
-            self.gradients = StreamedGradients(
-                state.parameters, self.engine.host_copies, min_bytes=options.min_swap_bytes
-            )
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
@@ -547,20 +544,22 @@ class Session:
         self.updates.fetch_parameters()
 
     def _open_updates(self, state: TrainingState, machine: KnownMachine, undoing: ExitStack) -> Updates:
-        host_copies, kind = self.engine.host_copies, CpuUpdates if state.updates_on_cpu else ChunkedUpdates
+        host_copies, min_bytes = self.engine.host_copies, self.options.min_swap_bytes
+        gradients = StreamedGradients(state.parameters, host_copies, min_bytes=min_bytes)
+        kind = CpuUpdates if state.updates_on_cpu else ChunkedUpdates
         of_each = [
             kind(
                 each,
                 host_copies,
-                self.gradients,
-                min_bytes=self.options.min_swap_bytes,
+                gradients,
+                min_bytes=min_bytes,
                 budget_bytes=self.budget.nbytes,
                 memory=self.memory,
                 make_room=self.make_room,
             )
             for each in state.optimizers
         ]
-        updates = Updates(of_each, self.gradients, host_copies)
+        updates = Updates(of_each, gradients, host_copies)
         undoing.callback(updates.close)
         if updates.on_cpu:
             undoing.callback(updates.restore)

@@ -94,7 +94,7 @@ class StateStreaming:
         """
         gradients = self._updates.gradients
         if self._updates.on_cpu and not gradients.are_streamed and self._can_stream_gradients():
-            self._updates.stream_gradients()
+            gradients.stream()
         if not gradients.are_streamed:
             return merged
         return replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
@@ -109,7 +109,7 @@ class StateStreaming:
             return False
         updates.stream_state(split.state_bytes)
         if split.has_gradients:
-            updates.stream_gradients()
+            updates.gradients.stream()
         self._memory.trim()
         self._notes.append_once(
             f"optimizer state: {format_bytes(updates.streamed_bytes)} of {format_bytes(updates.state_bytes)}"

@@ -132,10 +132,6 @@ class Updates:
             )
         self.stream_state(self.state_bytes)
 
-    def stream_gradients(self) -> None:
-        """Let gradients stream from now on."""
-        self.gradients.stream()
-
     def restore(self) -> int:
         """Make state and gradients resident, and let updates run as torch's; return the bytes that are held elsewhere.
 

@@ -268,7 +268,7 @@ def test_gradients_that_do_not_stream_are_copied_for_the_update(options):
     plain, plain_optimizer = made(device="cpu")
     assert same(train(model, optimizer), train(plain, plain_optimizer))
     assert same(all_tensors(model, optimizer), all_tensors(plain, plain_optimizer))
-    assert not session_of(model).gradients.are_streamed
+    assert not session_of(model).updates.gradients.are_streamed
 
 
 def test_updates_count_as_changes_in_place():

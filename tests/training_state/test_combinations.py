@@ -73,7 +73,7 @@ def trained(clip, backwards, *, enable):
         for each in updates.of_each:
             each._max_chunk_bytes = 1  # a layer
         updates.stream_state(updates.state_bytes)
-        updates.stream_gradients()
+        updates.gradients.stream()
     for step in range(STEPS):
         torch.manual_seed(step)
         for _ in range(backwards):
@@ -110,7 +110,7 @@ def streaming(model, optimizer):
     lmswap.enable(model, "1GiB", optimizer=optimizer, policy="swap_all", weights="swap", min_swap_bytes=1024)
     updates = session_of(model).updates
     updates.stream_state(updates.state_bytes)
-    updates.stream_gradients()
+    updates.gradients.stream()
 
 
 def layers(inputs, outputs):

@@ -22,7 +22,7 @@ def streaming(model, optimizer):
     enabled(model, optimizer)
     state = session_of(model).updates
     state.stream_state(state.state_bytes)
-    state.stream_gradients()
+    state.gradients.stream()
 
 
 def non_resident_gradients(model):
@@ -418,7 +418,7 @@ def test_gradients_that_stream_take_memory_of_backwards_alone(resident):
     model = Widening()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep")
-    session_of(model).updates.stream_gradients()
+    session_of(model).updates.gradients.stream()
     for step in range(4):
         torch.manual_seed(step)
         for _ in range(2):

@@ -67,4 +67,4 @@ def test_a_backward_whose_gradients_stream_can_be_repeated_from_anywhere(stride)
         model(torch.ones(4, WIDTH)).backward()
         assert same(gradients(model), expected), point
         assert len(test_gradients.non_resident_gradients(model)) == LAYERS, point
-        assert not session_of(model).gradients._fetched
+        assert not session_of(model).updates.gradients._fetched

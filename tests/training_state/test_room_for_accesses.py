@@ -70,7 +70,7 @@ def test_updates_leave_room_to_access_what_they_move(streams_gradients):
     model, optimizer = made()
     stream_all(model)
     if streams_gradients:
-        session_of(model).updates.stream_gradients()
+        session_of(model).updates.gradients.stream()
     for _ in range(_WARM_UP):
         model(torch.ones(4, WIDTH)).sum().backward()
         optimizer.step()

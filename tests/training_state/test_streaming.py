@@ -214,7 +214,7 @@ def test_a_least_budget_is_that_with_which_state_and_gradients_stream(resident):
     model, optimizer = large()
     lmswap.enable(model, refusal.value.needed_bytes, optimizer=optimizer, weights="swap")
     assert same(train_large(model, optimizer), expected)
-    assert session_of(model).gradients.are_streamed
+    assert session_of(model).updates.gradients.are_streamed
     assert len(non_resident(model, optimizer)) == 32
     lmswap.disable(model)
 

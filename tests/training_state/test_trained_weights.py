@@ -125,7 +125,7 @@ def test_several_optimizers_of_one_model():
             enabled(model, optimizers)
             updates = session_of(model).updates
             updates.stream_state(updates.state_bytes)
-            updates.stream_gradients()
+            updates.gradients.stream()
         seen = []
         for step in range(STEPS):
             torch.manual_seed(step)
