@@ -140,15 +140,9 @@ class SwapEngine:
         handle = int(token)
         # The bytes swapped out, not those traced: an operator may make a storage of another size than its fake kernel.
         nbytes = self.native.nbytes(handle)
-        if self.arena is not None:
-            self.arena.open_next()
-        flat = _unfilled(nbytes, device)
+        flat = self._allocate(nbytes, device)
         staging = flat if self._audit is None else self._audit.staging(flat)
-        self._starting[id(staging)] = staging
-        transfer = self.native.in_start(buffer, handle, staging.data_ptr(), nbytes, self._stream())
-        self._in_flight[transfer] = staging
-        self._starting.pop(id(staging), None)
-        self._swap_in_of[handle] = transfer
+        transfer = self._swap_in_of[handle] = self._start_in(buffer, handle, staging)
         if self._audit is not None:
             self._audit.in_queued(transfer, staging)
         self.recorder.sample_memory()
@@ -185,9 +179,7 @@ class SwapEngine:
         """
         storage, begin = weight.untyped_storage(), weight.storage_offset() * weight.element_size() - offset
         handle = self.host_copies.find(storage)
-        if self.arena is not None:
-            self.arena.open_next()
-        flat = _unfilled(nbytes, self.device)
+        flat = self._allocate(nbytes, self.device)
         address = flat.data_ptr()
         self._weight_in_of.pop(address, None)  # of a step that raised
         if handle is None or begin != 0 or storage.nbytes() != nbytes:
@@ -195,11 +187,7 @@ class SwapEngine:
             first, last = max(0, begin), min(storage.nbytes(), begin + nbytes)
             flat[first - begin : last - begin].copy_(whole[first:last])
             return flat
-        self._starting[id(flat)] = flat
-        transfer = self.native.in_start(buffer, handle, address, nbytes, self._stream())
-        self._in_flight[transfer] = flat
-        self._starting.pop(id(flat), None)
-        self._weight_in_of[address] = handle, transfer
+        self._weight_in_of[address] = handle, self._start_in(buffer, handle, flat)
         self.recorder.sample_memory()
         return flat
 
@@ -213,6 +201,23 @@ class SwapEngine:
         if started is not None:
             self.native.in_done(*started, self._stream())
             self._in_flight.pop(started[1], None)
+
+    def _allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Return device memory for what is copied in, at its planned offset if it has one."""
+        if self.arena is not None:
+            self.arena.open_next()
+        if torch.are_deterministic_algorithms_enabled():  # torch.empty would fill it; this costs 5 µs more
+            storage = torch.UntypedStorage(nbytes, device=device)  # type: ignore[no-untyped-call]
+            return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    def _start_in(self, buffer: int, handle: int, target: torch.Tensor) -> int:
+        """Queue the copy in to ``target``; return its number."""
+        self._starting[id(target)] = target  # a signal handler may raise before the copy has a number
+        transfer = self.native.in_start(buffer, handle, target.data_ptr(), target.nbytes, self._stream())
+        self._in_flight[transfer] = target
+        self._starting.pop(id(target), None)
+        return transfer
 
     def check_async_errors(self) -> None:
         """Raise, at the end of a segment, errors of swap-ins that `in_done` could not see: it waits for no disk read.
@@ -292,10 +297,3 @@ class SwapEngine:
         self._weight_in_of.clear()
         self.host_copies.close()
         self.close_arena()
-
-
-def _unfilled(nbytes: int, device: torch.device) -> torch.Tensor:
-    if torch.are_deterministic_algorithms_enabled():  # torch.empty would fill it; this costs 5 µs more
-        storage = torch.UntypedStorage(nbytes, device=device)  # type: ignore[no-untyped-call]
-        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
