@@ -20,7 +20,6 @@ MEASURING = {
     "distributed.__main__": ("_parts", ["allreduce"]),
     "emulated.__main__": ("_fresh", []),
     "fuzz": ("fuzz", []),
-    "heap.__main__": ("measure", []),
     "judge.__main__": ("judge_network", []),
     "peers.__main__": ("run_model", []),
     "programs.__main__": ("replay", ["--quick"]),
@@ -63,7 +62,6 @@ def test_an_interrupted_benchmark_reports_the_interrupt(name, monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "child"),
     [
-        (["heap", "--sizes", "32", "--steps", "1000"], "benchmarks.heap.step"),
         (["peers", "--models", "gpt", "--output", "peers"], "forkserver"),
         (["conformance", "--packages", "torch", "--output", "conformance"], "forkserver"),
     ],
