@@ -103,9 +103,14 @@ class HostCopies:
             storage.nbytes() for storage, address in found if storage is not None and storage.data_ptr() == address
         )
 
+    @property
+    def max_mapped_bytes(self) -> int:
+        """What pages that the caller maps as it accesses storages in place take at most; on a GPU none."""
+        return _MAX_MAPPED_BYTES if self.device.type == "cpu" else 0
+
     def mapped_bytes(self, of_bytes: int) -> int:
         """Return what pages that the caller maps as it accesses ``of_bytes`` in place take at most; on a GPU none."""
-        return min(of_bytes, _MAX_MAPPED_BYTES) if self.device.type == "cpu" else 0
+        return min(of_bytes, self.max_mapped_bytes)
 
     def find(self, storage: torch.UntypedStorage) -> int | None:
         """Return the handle of the host copy in which ``storage`` is; None if it is elsewhere."""

@@ -20,6 +20,7 @@ from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.planner import KEEP_WHAT_FITS
 from lmswap.runtime.arena import Arena
+from lmswap.runtime.host_copies import HostCopies
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held
 from lmswap.session.diagnostics import Notes
 from lmswap.training_state.optimizer_memory import ASSUMED_VALUES, TrainableParameters
@@ -294,9 +295,12 @@ class BudgetTracker:
         under_way_bytes = 0 if in_chunks else _UNDER_WAY * self._trained.nbytes
         return coming_bytes + max(under_way_bytes, assumed_bytes(program))
 
-    def make_room(self, nbytes: int) -> None:
-        """Decommit free memory so that the process may grow by ``nbytes`` within the budget, beside tensors."""
-        excess_bytes = self._memory.used_bytes() + nbytes - self.nbytes
+    def make_room(self, host_copies: HostCopies) -> None:
+        """Decommit free memory so that the pages of ``host_copies`` that the caller maps are within the budget, too."""
+        left_bytes = self.nbytes - self._memory.used_bytes()
+        if left_bytes >= host_copies.max_mapped_bytes:  # whatever their bytes, of which a sum takes time
+            return
+        excess_bytes = host_copies.mapped_bytes(host_copies.nbytes) - left_bytes
         if excess_bytes > 0:
             self._memory.decommit(excess_bytes)
 

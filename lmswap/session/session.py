@@ -378,7 +378,7 @@ class Session:
         Called as the last backward of a step ends, a call without one, and an update.
         """
         if self.device.type == "cpu" and (host_copies := self.engine.host_copies):
-            self.budget.make_room(host_copies.mapped_bytes(host_copies.nbytes))
+            self.budget.make_room(host_copies)
 
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
