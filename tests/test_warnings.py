@@ -64,7 +64,8 @@ def test_a_step_over_the_budget_warns_with_number_peak_and_excess():
     (warning,) = caught
     assert str(warning.message).startswith(
         "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB (resident memory). Measured: 20.0"
-        "0 MiB by tensors outside of the step when it began; 50.00 MiB by its own tensors; 63.00 MiB beside tensors. Wh"
+        "0 MiB by tensors outside of the step when it began; 50.00 MiB by those that came since, the step's and the "
+        "caller's; 63.00 MiB beside tensors. Wh"
     )
     assert "give a budget that is lower by that much" in str(warning.message)
 
@@ -91,8 +92,8 @@ def test_the_warning_names_what_held_the_memory_and_when_it_grew():
         Model().report(step(3, 133), held=60)
     assert (
         "Measured: 60.00 MiB by tensors outside of the step when it began (planned: 20.00 MiB; 30.00 MiB came in or "
-        "after step 2); 10.00 MiB by its own tensors (planned: 50.00 MiB); 63.00 MiB beside tensors (planned: 5.00 MiB "
-        "and 24.00 MiB margin). Where"
+        "after step 2); 10.00 MiB by those that came since, the step's and the caller's (planned: 50.00 MiB); 63.00 "
+        "MiB beside tensors (planned: 5.00 MiB and 24.00 MiB margin). Where"
     ) in str(caught[0].message)
 
 

@@ -104,7 +104,8 @@ def _measured(step: EndedStep, held: Held, plan: PlannedStep | None) -> Iterator
     within_bytes = step.peaks.tensor_bytes - before_bytes
     other_bytes = step.peaks.used_bytes - step.peaks.tensor_bytes
     before = f"{format_bytes(before_bytes)} by tensors outside of the step when it began"
-    within = f"{format_bytes(within_bytes)} by its own tensors"
+    # Its peak is that until the next one begins: what the caller reads or makes after it counts, too.
+    within = f"{format_bytes(within_bytes)} by those that came since, the step's and the caller's"
     others = f"{format_bytes(other_bytes)} beside tensors"
     if plan is None:
         yield from (before, within, others)
