@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
+from lmswap.ir.backward_parts import streamed_gradient_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.json_io import as_json, from_fields
 from lmswap.ir.machine import Machine
@@ -34,6 +35,9 @@ class PlannedMemory(NamedTuple):
     # The parts that would be reserved, or left free, if observed steps had not shown them to be unused.
     spared_reserve_bytes: int = 0
     spared_margin_bytes: int = 0
+    # What streams in memory that its tensors leave: the update after its last op, and gradients in its backwards.
+    update_bytes: int = 0
+    streams_gradients: bool = False
 
     @property
     def is_spared(self) -> bool:
@@ -44,12 +48,30 @@ class PlannedMemory(NamedTuple):
     def from_data(data: Mapping[str, Any]) -> PlannedMemory:
         """Reads its fields; older plan files have one number for both spared parts, which counts as reserve."""
         spared_bytes = data["spared_bytes" if "spared_bytes" in data else "spared_reserve_bytes"]
-        return PlannedMemory(int(data["step_bytes"]), int(spared_bytes), int(data.get("spared_margin_bytes", 0)))
+        return PlannedMemory(
+            int(data["step_bytes"]),
+            int(spared_bytes),
+            int(data.get("spared_margin_bytes", 0)),
+            int(data.get("update_bytes", 0)),
+            bool(data.get("streams_gradients", False)),
+        )
+
+    def with_streams(self, program: Program, costs: OpCosts) -> OpCosts:
+        """``costs`` of a step of ``program`` that leaves room for what streams; plans are made by them."""
+        costs = self.with_streamed_gradients(program, costs)
+        last = len(costs.scratch_bytes) - 1
+        takes_more = self.update_bytes > costs.scratch_bytes[last]
+        return costs.with_scratch({last: self.update_bytes}) if takes_more else costs
+
+    def with_streamed_gradients(self, program: Program, costs: OpCosts) -> OpCosts:
+        """``costs`` of a step of ``program`` of whose memory gradients that stream take their part."""
+        streamed = streamed_gradient_bytes(program) if self.streams_gradients else {}
+        return costs.with_scratch({op: costs.scratch_bytes[op] + nbytes for op, nbytes in streamed.items()})
 
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """A plan with its inputs: the costs measured on ``machine`` at that time."""
+    """A plan with its inputs: the costs measured on ``machine`` at that time, without what streams in ``room``."""
 
     plan: Plan
     costs: OpCosts
@@ -61,6 +83,15 @@ class CachedPlan:
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
         is_near = abs(self.room.step_bytes - budget_bytes) <= tolerated_bytes
         return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (not self.plan.moves or is_near)
+
+    def check(self, program: Program, *, tier: str, min_swap_bytes: int) -> None:
+        """Checks the plan and its certificate by independent code, see `lmswap.planner.check`.
+
+        Raises:
+            PlanInvalid: it is no plan of ``program`` by these inputs.
+        """
+        costs = self.room.with_streams(program, self.costs)
+        check(self.plan, program, costs, self.machine, tier=tier, min_swap_bytes=min_swap_bytes)
 
     def to_data(self) -> dict[str, Any]:
         """The plan and its origin as `as_json` writes them; `from_data` reads them back equal once they are parsed."""
@@ -127,7 +158,7 @@ class PlanCache:
                 return None
             planned = self._with_current_capacity(CachedPlan.from_data(data, len(program.ops)))
             limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
-            check(planned.plan, program, planned.costs, planned.machine, **limits)
+            planned.check(program, **limits)
         except (OSError, LmswapError, *DAMAGE) as error:
             _log.warning("%s cannot be used, planning again: %s", what, error)
             return None

@@ -118,7 +118,13 @@ class Allowance:
     @property
     def room(self) -> PlannedMemory:
         """The memory that a plan within this allowance is made for."""
-        return PlannedMemory(self.step_bytes, self.spared_reserve_bytes, self.spared_margin_bytes)
+        return PlannedMemory(
+            self.step_bytes,
+            self.spared_reserve_bytes,
+            self.spared_margin_bytes,
+            self.update_bytes,
+            self.streams_gradients,
+        )
 
     def sparing(self, nbytes: int) -> Allowance:
         """Return it with ``nbytes`` less of reserve, which are not needed."""

@@ -191,7 +191,7 @@ class GraphSizes:
         """
         sized = self.program_for(step.merged.program, first, sizes)
         costs = _scaled(step.costs, step.merged.program, sized)
-        predicted = simulate(sized, costs, step.machine, step.plan)
+        predicted = simulate(sized, step.allowance.room.with_streams(sized, costs), step.machine, step.plan)
         plan = replace(step.plan, predicted_peak_bytes=predicted.peak_bytes, predicted_seconds=predicted.seconds)
         return replace(step, merged=replace(step.merged, program=sized), costs=costs, plan=plan)
 

@@ -21,7 +21,6 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Op, Program
 from lmswap.options import Options, check_names, check_weights
-from lmswap.planner import check
 from lmswap.planner.cache import DAMAGE, CachedPlan
 from lmswap.reporting.decisions import buffer_decisions
 
@@ -176,7 +175,7 @@ def _step(data: Mapping[str, Any], options: Options) -> tuple[Program, CachedPla
     program = Program.from_json(json.dumps(data["program"]))
     planned = CachedPlan.from_data(data, len(program.ops))
     try:
-        check(planned.plan, program, planned.costs, planned.machine, **options.swap_limits)
+        planned.check(program, **options.swap_limits)
     except LmswapError as error:
         raise PlanMismatch(str(error)) from error
     for stated, actual in zip_longest(data["decisions"], _decisions(program, planned.plan)):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.ir.backward_parts import streamed_gradient_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
@@ -31,8 +30,8 @@ class PlanRequest:
 
     @property
     def costs_with_streams(self) -> OpCosts:
-        """See `with_streams`."""
-        return with_streams(self.program, self.costs, self.allowance)
+        """See `PlannedMemory.with_streams`."""
+        return self.allowance.room.with_streams(self.program, self.costs)
 
     @property
     def keeps_all(self) -> bool:
@@ -47,17 +46,3 @@ class PlanRequest:
         for allowance in (ahead, self.allowance) if self.ahead_bytes else (self.allowance,):
             for choice in choices:
                 yield replace(self, allowance=allowance, ahead_bytes=0, retention=choice)
-
-
-def with_streams(program: Program, costs: OpCosts, allowance: Allowance) -> OpCosts:
-    """Return ``costs`` of a step that leaves room for what streams: gradients, and in its last op for the update."""
-    costs = with_streamed_gradients(program, costs, allowance)
-    last = len(costs.scratch_bytes) - 1
-    takes_more = allowance.update_bytes > costs.scratch_bytes[last]
-    return costs.with_scratch({last: allowance.update_bytes}) if takes_more else costs
-
-
-def with_streamed_gradients(program: Program, costs: OpCosts, allowance: Allowance) -> OpCosts:
-    """Return ``costs`` of a step of whose memory gradients that stream take their part."""
-    streamed = streamed_gradient_bytes(program) if allowance.streams_gradients else {}
-    return costs.with_scratch({op: costs.scratch_bytes[op] + nbytes for op, nbytes in streamed.items()})

@@ -25,7 +25,7 @@ from lmswap.reporting.text import format_seconds
 from lmswap.runtime.step_record import SegmentKey
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 from lmswap.session.context import ModelContext
-from lmswap.session.plan_request import PlanRequest, with_streams
+from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import FROM_CACHE, FROM_OTHER_RANK, NO_HISTORY, History, PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.retention import Retention
@@ -236,7 +236,7 @@ class StepPlans:
 
     def keep_overdrawn(self, step: PlannedStep) -> None:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
-        costs = with_streams(step.merged.program, step.costs, step.allowance)
+        costs = step.allowance.room.with_streams(step.merged.program, step.costs)
         peak_bytes = simulate(step.merged.program, costs, step.machine, step.plan).peak_bytes
         kept = replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes))
         self.store(replace(kept, is_overdrawn=kept.excess_bytes > step.allowance.slack_bytes))
@@ -258,8 +258,9 @@ class StepPlans:
         program = step.merged.program
         allowance = self._budget.moving(step.allowance.at_start(), program)
         unmoved_margin_bytes = self._budget.unmoved(allowance, program).margin_bytes
+        costs = allowance.room.with_streams(program, step.costs)
         fixed = replace(allowance.account, unmoved_margin_bytes=unmoved_margin_bytes)
-        return replace(program, fixed=fixed, scratch_bytes=with_streams(program, step.costs, allowance).scratch_bytes)
+        return replace(program, fixed=fixed, scratch_bytes=costs.scratch_bytes)
 
     def remember(self, program: Program, planned: CachedPlan) -> None:
         """Write a plan to the cache, for the next process that runs ``program``."""
@@ -277,8 +278,9 @@ class StepPlans:
         if not known.fits(allowance.step_bytes, allowance.slack_bytes):
             return False
         max_bytes, choices = allowance.step_bytes + allowance.slack_bytes, self._retention.choices
-        costs = with_streams(program, known.costs, allowance)
-        if costs != known.costs and simulate(program, costs, known.machine, known.plan).peak_bytes > max_bytes:
+        costs = allowance.room.with_streams(program, known.costs)
+        planned_costs = known.room.with_streams(program, known.costs)
+        if costs != planned_costs and simulate(program, costs, known.machine, known.plan).peak_bytes > max_bytes:
             return False
         places, _ = self._planner.first_layout(program, known.costs, known.plan, choices, max_bytes)
         return places is None or places.total_bytes <= max_bytes
@@ -289,7 +291,7 @@ class StepPlans:
         if plan.budget_bytes > allowance.budget_bytes:
             return  # of a graph whose step was not known yet, or a plan that was kept though it exceeds the budget
         # Assumed memory of a loss is no reason for refusal, as for a budget.
-        costs = with_streams(program, without_losses(pinned.costs, program), allowance)
+        costs = allowance.room.with_streams(program, without_losses(pinned.costs, program))
         lean = simulate(program, costs, pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
         max_bytes, choices = allowance.budget_bytes - before_bytes, self._retention.choices

@@ -15,7 +15,6 @@ from lmswap.ir.timeline import Timeline
 from lmswap.planner import simulate
 from lmswap.planner.cache import CachedPlan
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
-from lmswap.session.plan_request import with_streamed_gradients
 
 # Origins of plans.
 FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
@@ -76,7 +75,7 @@ class PlannedStep(CachedPlan):
         """The timeline that its history lets expect, simulated when it is first read."""
         return simulate(
             self.merged.program,
-            with_streamed_gradients(self.merged.program, self.costs, self.allowance),
+            self.allowance.room.with_streamed_gradients(self.merged.program, self.costs),
             self.machine,
             self.plan,
             min_counted_bytes=self.history.min_counted_bytes,

@@ -25,7 +25,7 @@ from lmswap.progress import reported
 from lmswap.session.allowance import Allowance
 from lmswap.session.context import ModelContext
 from lmswap.session.engine_setup import notes_on_sample
-from lmswap.session.plan_request import PlanRequest, with_streams
+from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.retention import Retention
 
@@ -131,9 +131,11 @@ class Planner:
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
         self._import_search()
-        costs = with_streams(step.merged.program, step.costs, step.allowance)
+        streams = step.allowance.room
+        costs = streams.with_streams(step.merged.program, step.costs)
         priced = reprice(step.plan, step.merged.program, costs, step.machine, **self._options.swap_limits)
-        return replace(step, plan=priced)
+        room = step.room._replace(update_bytes=streams.update_bytes, streams_gradients=streams.streams_gradients)
+        return replace(step, plan=priced, room=room)
 
     def _keeping_all(self, request: PlanRequest, *, streams: bool = False) -> tuple[PlanRequest, CachedPlan] | None:
         """Return a plan that moves nothing if it fits with the margin of such a step only; else None."""
@@ -198,7 +200,7 @@ class Planner:
     @staticmethod
     def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
         """Return ``refusal``, or that of a step without swaps and recomputes if that needs less, with its margin."""
-        peak = StepMemory(program, with_streams(program, costs, unmoved)).peak
+        peak = StepMemory(program, unmoved.room.with_streams(program, costs)).peak
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
             return refusal

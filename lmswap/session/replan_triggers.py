@@ -30,7 +30,7 @@ from lmswap.reporting.replan_reasons import (
 )
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
-from lmswap.session.plan_request import PlanRequest, with_streams
+from lmswap.session.plan_request import PlanRequest
 from lmswap.session.planned_step import History, Phase, PlannedStep
 
 # Memory that becomes available once growth is known causes replanning if it exceeds this share of the budget.
@@ -76,8 +76,8 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
         merged = replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
     if seen.costs is not None:
         costs = seen.costs
-        peak_bytes = simulate(merged.program, with_streams(merged.program, costs, allowance), machine, plan).peak_bytes
-        plan = replace(plan, predicted_peak_bytes=peak_bytes)
+        streamed = allowance.room.with_streams(merged.program, costs)
+        plan = replace(plan, predicted_peak_bytes=simulate(merged.program, streamed, machine, plan).peak_bytes)
     if seen.calibration is not None:
         costs, machine = seen.calibration.costs, seen.calibration.machine
         if seen.compressed_bytes is not None:

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.planner import make_plan, simulate
 from lmswap.planner.cache import CachedPlan, PlanCache, PlannedMemory
@@ -57,6 +58,18 @@ def test_plans_for_steps_that_have_shown_their_needs_are_cached_apart():
     cache.write(STEP.program, spared)
     assert cache.read(STEP.program) is None
     assert cache.read(STEP.program, spares=True) == spared
+
+
+@pytest.mark.parametrize("streams", [{"update_bytes": 9 * 4096}, {"streams_gradients": True}])
+def test_a_plan_that_leaves_room_for_what_streams_is_verified_with_that(streams):
+    room = PlannedMemory(10**6, **streams)
+    costs = room.with_streams(STEP.program, STEP.costs)
+    peak_bytes, plain_bytes = (StepMemory(STEP.program, each).peak.nbytes for each in (costs, STEP.costs))
+    plan = make_plan("none", STEP.program, costs, MACHINE, budget_bytes=peak_bytes, **LIMITS)
+    assert plan.predicted_peak_bytes == peak_bytes > plain_bytes
+    cache, planned = PlanCache(MACHINE, {}, **LIMITS), CachedPlan(plan, STEP.costs, MACHINE, room)
+    cache.write(STEP.program, planned)
+    assert cache.read(STEP.program) == cache.unpack(STEP.program, cache.pack(planned)) == planned
 
 
 def test_in_older_files_all_that_was_spared_is_reserve():

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.analyze.memory import StepMemory
 from lmswap.errors import NotManaged, OptionError, PlanInfeasible, TierError, TransferError
 from lmswap.hardware.measure import describe_machine
 from lmswap.runtime import _C
+from lmswap.session.plan_file import PinnedPlans
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.training_state.weights import Weights
 from tests.training import session_of
@@ -236,6 +238,38 @@ def test_an_update_takes_memory_that_the_step_has_given_back():
         return found - step.allowance.base_bytes
 
     assert least_bytes(streams=False) - least_bytes(streams=True) >= 32 * 2**20  # all of the state
+
+
+@pytest.mark.parametrize("streams_gradients", [False, True])
+def test_plans_of_steps_whose_state_streams_are_cached_and_saved(streams_gradients, tmp_path):
+    model, optimizer = made()
+    lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep", policy="swap_all", min_swap_bytes=1024)
+    stream_all(model)
+    if streams_gradients:
+        session_of(model).updates.stream_gradients()
+    train(model, optimizer, steps=1)
+    session = session_of(model)
+    step = session.current_step()
+    assert session.plans.load_cached(step.merged.program).plan == step.plan
+    lmswap.save_plan(model, tmp_path / "plan.json")
+    ((_, saved),) = PinnedPlans.read(str(tmp_path / "plan.json")).steps
+    assert saved.plan.acts_as(step.plan)
+    lmswap.disable(model)
+
+
+def test_steps_of_other_sizes_leave_room_for_the_update_too():
+    model, optimizer = made()
+    lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep", policy="none", min_swap_bytes=1024)
+    stream_all(model)
+    for batch in (8, 7, 6, 5):  # the last one runs by the plan of the one before
+        model(torch.randn(batch, WIDTH)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    steps = session_of(model).plans.newest(), session_of(model).current_step()
+    larger, smaller = (StepMemory(step.merged.program, step.costs).peak.nbytes for step in steps)
+    assert smaller < larger < steps[0].plan.predicted_peak_bytes
+    assert steps[1].plan.predicted_peak_bytes >= steps[1].allowance.update_bytes > 0
+    lmswap.disable(model)
 
 
 def test_state_that_fits_stays_as_it_is():
