@@ -119,9 +119,14 @@ class ModelCall:
         try:  # no context: a signal could arrive as it exits
             self._inside.is_running = True
             self._check_global_state()
+            outputs = self._session.budget.earlier_outputs
+            outputs.begin_call()
             if self._compiled is None:
-                return self.hooked.run(self._plain, args, kwargs)
-            return self._call_captured(self._compiled, args, kwargs)
+                result = self.hooked.run(self._plain, args, kwargs)
+            else:
+                result = self._call_captured(self._compiled, args, kwargs)
+            outputs.end_call(tensors(result))
+            return result
         except Exception as error:
             raise shortened(error)  # noqa: B904 - itself
         finally:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.json_io import as_json, from_fields
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
-from lmswap.ir.program import Program
+from lmswap.ir.program import LOSS, Program
 from lmswap.planner import check
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class PlannedMemory(NamedTuple):
     # What streams in memory that its tensors leave: the update after its last op, and gradients in its backwards.
     update_bytes: int = 0
     streams_gradients: bool = False
+    earlier_output_bytes: int = 0  # of the step before, held until the forward has returned its own
 
     @property
     def is_spared(self) -> bool:
@@ -54,24 +56,29 @@ class PlannedMemory(NamedTuple):
             int(data.get("spared_margin_bytes", 0)),
             int(data.get("update_bytes", 0)),
             bool(data.get("streams_gradients", False)),
+            int(data.get("earlier_output_bytes", 0)),
         )
 
     def with_streams(self, program: Program, costs: OpCosts) -> OpCosts:
-        """``costs`` of a step of ``program`` that leaves room for what streams; plans are made by them."""
-        costs = self.with_streamed_gradients(program, costs)
+        """``costs`` of a step of ``program`` that leaves room for what streams or is held; plans are made by them."""
+        costs = self.with_held(program, costs)
         last = len(costs.scratch_bytes) - 1
         takes_more = self.update_bytes > costs.scratch_bytes[last]
         return costs.with_scratch({last: self.update_bytes}) if takes_more else costs
 
-    def with_streamed_gradients(self, program: Program, costs: OpCosts) -> OpCosts:
-        """``costs`` of a step of ``program`` of whose memory gradients that stream take their part."""
-        streamed = streamed_gradient_bytes(program) if self.streams_gradients else {}
-        return costs.with_scratch({op: costs.scratch_bytes[op] + nbytes for op, nbytes in streamed.items()})
+    def with_held(self, program: Program, costs: OpCosts) -> OpCosts:
+        """``costs`` of a step of ``program`` of whose memory streamed gradients and earlier outputs take their part."""
+        held = Counter(streamed_gradient_bytes(program) if self.streams_gradients else {})
+        if self.earlier_output_bytes:
+            forwards = (program.ops[each.start : each.stop] for each in program.segments if each.phase == "forward")
+            within = (op.index for ops in forwards for op in ops if op.target != LOSS)
+            held.update(dict.fromkeys(within, self.earlier_output_bytes))
+        return costs.with_scratch({op: costs.scratch_bytes[op] + nbytes for op, nbytes in held.items()})
 
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """A plan with its inputs: the costs measured on ``machine`` at that time, without what streams in ``room``."""
+    """A plan with its inputs: the costs measured on ``machine`` at that time, without what ``room`` holds beside."""
 
     plan: Plan
     costs: OpCosts

@@ -48,6 +48,7 @@ class Allowance:
     reuses_step: bool = False  # updates take memory that the step's tensors have given back; not from an arena
     update_bytes: int = 0  # what they take of that, beside the window
     streams_gradients: bool = False  # in memory that the step's tensors leave
+    earlier_output_bytes: int = 0  # of the step before, which the caller holds until the forward has returned
     device_type: str = ""
     counts_parameters: bool = False
     is_unmoved: bool = False  # the margin and reserve are those of a step that neither swaps nor recomputes
@@ -124,6 +125,7 @@ class Allowance:
             self.spared_margin_bytes,
             self.update_bytes,
             self.streams_gradients,
+            self.earlier_output_bytes,
         )
 
     def sparing(self, nbytes: int) -> Allowance:

@@ -23,6 +23,7 @@ from lmswap.runtime.arena import Arena
 from lmswap.runtime.host_copies import HostCopies
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held
 from lmswap.session.diagnostics import Notes
+from lmswap.session.earlier_outputs import EarlierOutputs
 from lmswap.training_state.optimizer_memory import ASSUMED_VALUES, TrainableParameters
 from lmswap.training_state.weights import Weights
 
@@ -84,7 +85,7 @@ class BudgetTracker:
         self._read_ahead_bytes = 0  # that steps without a graph take for copies of weights
         self._first_run_bytes, self._first_runs_in = 0, 0  # that ops will leave, in the step of this number
         self._outside_bytes = 0  # the most that steps have taken outside of the arena
-        self.held = Held(0)
+        self.held, self.earlier_outputs = Held(0), EarlierOutputs()
         self._num_freed = 0  # segments, when the probed step began
         self._device_type, self._policy = device_type, options.policy
         # Of growth, what existed at its start is no part.
@@ -197,6 +198,7 @@ class BudgetTracker:
             reuses_step=self._reuses_step,
             update_bytes=update_bytes,
             streams_gradients=trains and self._reuses_step and self._trained.streams_gradients,
+            earlier_output_bytes=self.earlier_output_bytes if trains else 0,
             device_type=self._device_type,
             counts_parameters=self._weights.is_managed,
         )
@@ -329,7 +331,14 @@ class BudgetTracker:
         return max(0, self._memory.used_tensor_bytes() - arena_bytes - self._in_steps(weight_bytes))
 
     def _in_steps(self, weight_bytes: int | None) -> int:
-        return self._weights.kept_bytes if weight_bytes is None else weight_bytes
+        """Return what is in use now and counted as part of steps."""
+        output_bytes = self.earlier_outputs.held_bytes if self._arena is None else 0
+        return output_bytes + (self._weights.kept_bytes if weight_bytes is None else weight_bytes)
+
+    @property
+    def earlier_output_bytes(self) -> int:
+        """The bytes of outputs of the step before that are part of the forward of the one under way."""
+        return self.earlier_outputs.begun_bytes if self._arena is None else 0
 
     def expect_first_runs(self, nbytes: int, number: int) -> None:
         """Reserve ``nbytes`` that ops will leave as they run in step ``number``: another process has timed them."""

@@ -150,6 +150,7 @@ class HookedCalls:
 
     def backward_begins(self, step: HookedStep) -> None:  # noqa: D102
         self._session.engine.check_open()
+        self._session.budget.earlier_outputs.begin_backward()
         self._end_segment()
         self._ahead.begin("backward")
         key = (_known_as(step), "backward")

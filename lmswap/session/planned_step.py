@@ -75,7 +75,7 @@ class PlannedStep(CachedPlan):
         """The timeline that its history lets expect, simulated when it is first read."""
         return simulate(
             self.merged.program,
-            self.allowance.room.with_streamed_gradients(self.merged.program, self.costs),
+            self.allowance.room.with_held(self.merged.program, self.costs),
             self.machine,
             self.plan,
             min_counted_bytes=self.history.min_counted_bytes,

@@ -131,10 +131,14 @@ class Planner:
     def priced(self, step: PlannedStep) -> PlannedStep:
         """Return ``step`` with its plan priced and certified by its current costs."""
         self._import_search()
-        streams = step.allowance.room
-        costs = streams.with_streams(step.merged.program, step.costs)
+        now = step.allowance.room
+        costs = now.with_streams(step.merged.program, step.costs)
         priced = reprice(step.plan, step.merged.program, costs, step.machine, **self._options.swap_limits)
-        room = step.room._replace(update_bytes=streams.update_bytes, streams_gradients=streams.streams_gradients)
+        room = step.room._replace(
+            update_bytes=now.update_bytes,
+            streams_gradients=now.streams_gradients,
+            earlier_output_bytes=now.earlier_output_bytes,
+        )
         return replace(step, plan=priced, room=room)
 
     def _keeping_all(self, request: PlanRequest, *, streams: bool = False) -> tuple[PlanRequest, CachedPlan] | None:

@@ -18,7 +18,14 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.schedule import schedule
 from lmswap.planner.cache import CachedPlan
 from lmswap.planner.calibrate import Calibration, calibrate
-from lmswap.reporting.replan_reasons import CompressedExcess, HeldGrowth, InUseGrowth, Trigger, UnusedMargin
+from lmswap.reporting.replan_reasons import (
+    CompressedExcess,
+    HeldGrowth,
+    InUseGrowth,
+    LossExcess,
+    Trigger,
+    UnusedMargin,
+)
 from lmswap.runtime.step_record import EndedStep, StepRecord
 from lmswap.session import compression_ratio
 from lmswap.session.allowance import GROWTH_BYTES
@@ -139,6 +146,7 @@ class Replanner:
             and self._options.tier != compression_ratio.TIER
             and ended.peaks.used_bytes <= usual_peak_bytes(step)
             and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= step.slack_bytes
+            and self._budget.earlier_output_bytes <= step.allowance.earlier_output_bytes + step.slack_bytes
             and not self._is_to_accumulate(step)
         )
 
@@ -181,7 +189,8 @@ class Replanner:
         have_others_run = run.ended.number < self._engine.recorder.num_steps  # and what is in use may have grown
         if arena is not None and (is_first or peak_bytes > step.allowance.budget_bytes):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
-        seen = StepObservation(history, peak_bytes, self._held_bytes(step, adds_up=step.adds_up))
+        held_bytes, output_bytes = self._held_bytes(step, adds_up=step.adds_up), self._budget.earlier_output_bytes
+        seen = StepObservation(history, peak_bytes, held_bytes, output_bytes)
         if self._is_to_accumulate(step):
             accumulated_bytes, held_bytes = self._plans.accumulated_bytes(step), self._held_bytes(step, adds_up=True)
             seen = replace(seen, accumulated_bytes=accumulated_bytes, held_bytes=held_bytes)
@@ -324,7 +333,10 @@ class Replanner:
         elif not is_priced:
             self._planner.reserve_search_memory(program)
         try:
-            met, planned = self._planner.search(request)
+            if any(isinstance(trigger, LossExcess) for trigger in found):
+                met, planned = self._planner.search_within_budget(step.graphs, request)  # a share may be too small
+            else:
+                met, planned = self._planner.search(request)
         except (PlanInfeasible, TierError) as error:
             self._answer_refusal(step, request, error, why)
             return

@@ -44,6 +44,7 @@ class StepObservation:
     history: History  # of the step's runs, this one included
     peak_bytes: int  # of device memory in it
     held_bytes: int  # by tensors outside of steps, when the next one begins
+    earlier_output_bytes: int = 0  # of it, which the caller holds then, and no more in the next backward
     accumulated_bytes: int | None = None  # outside of it, if it accumulates gradients from now on; None: it does not
     in_use_bytes: int | None = None  # outside of steps, when the next one begins; None: not measured
     trained: TrainedMemory | None = None  # by then, if measured
@@ -74,8 +75,8 @@ def counted(step: PlannedStep, seen: StepObservation) -> PlannedStep:
         history = replace(history, read_peak_bytes=read_peak_bytes)
     if seen.accumulated_bytes is not None:
         merged = replace(merged, program=merged.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT))
-    if seen.costs is not None:
-        costs = seen.costs
+    if seen.costs is not None or allowance.earlier_output_bytes != step.allowance.earlier_output_bytes:
+        costs = seen.costs or costs
         streamed = allowance.room.with_streams(merged.program, costs)
         plan = replace(plan, predicted_peak_bytes=simulate(merged.program, streamed, machine, plan).peak_bytes)
     if seen.calibration is not None:
@@ -150,6 +151,8 @@ def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
     if seen.trained is not None:
         parameter_bytes = allowance.trained.parameter_bytes  # without weights, which are a part of the step
         allowance = replace(allowance, trained=seen.trained._replace(parameter_bytes=parameter_bytes))
+    if seen.earlier_output_bytes > allowance.earlier_output_bytes:
+        allowance = replace(allowance, earlier_output_bytes=seen.earlier_output_bytes)
     if seen.accumulated_bytes is not None:
         allowance = allowance.with_held(seen.accumulated_bytes + max(0, excess_bytes))
     elif excess_bytes > step.slack_bytes:
@@ -168,6 +171,7 @@ def _counted_memory(step: PlannedStep, seen: StepObservation) -> Allowance:
 
 def _of_memory(before: PlannedStep, step: PlannedStep, seen: StepObservation) -> Iterator[Trigger]:
     held_bytes = step.allowance.tensor_bytes - before.allowance.tensor_bytes
+    held_bytes += step.allowance.earlier_output_bytes - before.allowance.earlier_output_bytes
     grown_bytes = step.allowance.grown_bytes - before.allowance.grown_bytes
     if step.adds_up and not before.adds_up:
         yield AccumulatedGradients()

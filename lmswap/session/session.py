@@ -350,7 +350,8 @@ class Session:
         limits = self._replanner.repeat_limits(ended)
         if limits is not None:
             # A plan that moves nothing keeps all weights that it counts as parts of the step.
-            self._repeated = graph, limits.held_bytes + self.weights.kept_bytes
+            in_step_bytes = self.weights.kept_bytes + self.budget.earlier_output_bytes
+            self._repeated = graph, limits.held_bytes + in_step_bytes
             self.recorder.expect_repeats(limits.peak_bytes)
 
     def _repeats(self, graph: CapturedGraph | SavedSequence | None) -> bool:
@@ -383,6 +384,7 @@ class Session:
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
         self.retention.observe(in_backward=True)
+        self.budget.earlier_outputs.begin_backward()
         self._backwards.end()
         return self._backwards.add(parts)
 

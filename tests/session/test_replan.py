@@ -72,6 +72,7 @@ class Model:
         self.allowance = Allowance(2**40, 100 * MIB, 20 * MIB, 0, 32 * MIB)
         self.budget = SimpleNamespace(
             held=Held(20 * MIB),
+            earlier_output_bytes=0,
             take_share=lambda _program, _costs, planned: planned,
             allowance=lambda _: self.allowance,
             unmoved=lambda planned, _, **__: planned,

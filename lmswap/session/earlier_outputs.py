@@ -1,0 +1,74 @@
+"""Outputs of a step that the caller holds until the forward of the next one has returned its own.
+
+That is what a loop does which binds them to the same name each time: they are held at the step's start, and not in its
+backward. An arena has room of its own for them, see `lmswap.session.retention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lmswap.runtime.storage import has_plain_storage
+from lmswap.torch_compat.tensors import free_weak_storage, is_expired, weak_storage
+
+# Smaller storages are not tracked: margins are larger.
+_MIN_BYTES = 2**20
+
+
+class _Tracked(NamedTuple):
+    storage: Any  # a weak reference
+    nbytes: int
+
+
+class EarlierOutputs:
+    """Tracks the outputs of a model's last two steps, by weak references."""
+
+    def __init__(self) -> None:
+        self._earlier: list[_Tracked] = []  # of the step before the one under way
+        self._latest: list[_Tracked] = []
+        self._is_over = False  # whether the backward of the latest has begun
+        self._are_kept = False  # whether the last backward began with outputs of the step before it
+        self.begun_bytes = 0  # held when the step under way began, and by its backward no more
+
+    def begin_call(self) -> None:
+        """Note that the model is called with gradients: after a backward, that begins a step."""
+        if self._is_over:
+            _free(self._earlier)
+            self._earlier, self._latest, self._is_over = self._latest, [], False
+            self.begun_bytes = self.held_bytes
+
+    def end_call(self, outputs: Iterable[Tensor]) -> None:
+        """Track the ``outputs`` that the call returns."""
+        storages = {each.data_ptr(): each for each in map(_storage, filter(has_plain_storage, outputs))}
+        for storage in storages.values():
+            if (nbytes := storage.nbytes()) >= _MIN_BYTES:
+                self._latest.append(_Tracked(weak_storage(storage), nbytes))
+
+    def begin_backward(self) -> None:
+        """Note whether outputs of the step before are still held: then the caller keeps them for longer."""
+        if not self._is_over:
+            self._is_over, self._are_kept = True, _held_bytes(self._earlier) > 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes held now of the step before the one under way; 0 if the caller keeps them for longer."""
+        return 0 if self._are_kept else _held_bytes(self._earlier)
+
+    def __del__(self) -> None:
+        _free(self._earlier + self._latest)
+
+
+def _storage(tensor: Tensor) -> Any:
+    return tensor.untyped_storage()
+
+
+def _held_bytes(tracked: Iterable[_Tracked]) -> int:
+    return sum(each.nbytes for each in tracked if not is_expired(each.storage))
+
+
+def _free(tracked: Iterable[_Tracked]) -> None:
+    for each in tracked:
+        free_weak_storage(each.storage)
