@@ -37,7 +37,9 @@ def may_have_local_ranks() -> bool:
     """Whether several processes train together, and no launcher reports how many are on this machine."""
     from torch import distributed
 
-    if not (distributed.is_available() and distributed.is_initialized()) or any(map(_local_size, _LOCAL_SIZES)):
+    from lmswap.torch_compat.process_groups import is_distributed
+
+    if not is_distributed() or any(map(_local_size, _LOCAL_SIZES)):
         return False
     return distributed.get_world_size() > 1
 
@@ -61,10 +63,10 @@ class LocalRanks:
         """
         from torch import distributed
 
-        from lmswap.torch_compat.process_groups import default_store
+        from lmswap.torch_compat.process_groups import default_store, is_distributed
 
         count, rank = num_local_processes(), _variable("LOCAL_RANK")
-        if count == 1 or rank is None or not (distributed.is_available() and distributed.is_initialized()):
+        if count == 1 or rank is None or not is_distributed():
             return None
         if rank >= count:
             raise OptionError(f"LOCAL_RANK is {rank}, and the ranks of this machine are 0 to {count - 1}")

@@ -10,7 +10,6 @@ import torch
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import assumed_bytes
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes, min_share_taken
@@ -24,6 +23,7 @@ from lmswap.runtime.host_copies import HostCopies
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Held
 from lmswap.session.diagnostics import Notes
 from lmswap.session.earlier_outputs import EarlierOutputs
+from lmswap.torch_compat.process_groups import is_distributed
 from lmswap.training_state.optimizer_memory import ASSUMED_VALUES, TrainableParameters
 from lmswap.training_state.weights import Weights
 

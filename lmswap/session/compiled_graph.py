@@ -20,7 +20,6 @@ from lmswap.capture import aot
 from lmswap.capture.aot_stages import Compiled
 from lmswap.capture.lower import Lowered, lower
 from lmswap.capture.merge_programs import graph_plan
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.numerics.rounding_notes import numerics_note
 from lmswap.capture.output_names import input_names, results
 from lmswap.capture.specialize import Eviction, SizesOutgrown
@@ -54,6 +53,7 @@ from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.graph_sizes import GraphSizes, seconds_of_similar
 from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.torch_compat.dynamo_cache import CacheEntry
+from lmswap.torch_compat.process_groups import is_distributed
 from lmswap.torch_compat.symbolic_sizes import Sizes, SymbolicRegion
 from lmswap.training_state.weights import Placeable
 from lmswap.verify.against_eager import EagerReference

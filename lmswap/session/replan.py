@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lmswap.capture.caller_memory import loss_bytes
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import BudgetExceeded, LmswapError, PlanInfeasible, TierError
 from lmswap.ir.bytesize import format_bytes
@@ -45,6 +44,7 @@ from lmswap.session.replan_triggers import (
     usual_peak_bytes,
 )
 from lmswap.session.step_sequence import CompletedStep
+from lmswap.torch_compat.process_groups import is_distributed
 
 
 class StepRun(NamedTuple):

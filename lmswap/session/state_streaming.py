@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lmswap.capture.merge_programs import MergedPrograms
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
@@ -26,6 +25,7 @@ from lmswap.session.context import ModelContext
 from lmswap.session.diagnostics import Notes
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
+from lmswap.torch_compat.process_groups import is_distributed
 from lmswap.training_state.updates import Updates
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)

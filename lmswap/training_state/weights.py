@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.host_copies import HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage, held_bytes, moved_with_parts, parts, wraps_others
+from lmswap.torch_compat.process_groups import is_distributed
 from lmswap.torch_compat.tensors import storage_id, swap_tensors
 from lmswap.training_state import TrainingState
 from lmswap.training_state.optimizer_state import updated_parameters

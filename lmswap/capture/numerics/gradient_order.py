@@ -19,16 +19,12 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, fx
+from torch import Tensor, fx
 from torch.autograd.graph import Node
 
 from lmswap.capture.numerics.gradient_gate import Edge, insert_gate, skip_gate
 from lmswap.torch_compat.autograd import hooks_after_accumulation, hooks_before_accumulation, sequence_number
-
-
-def is_distributed() -> bool:
-    """Return whether this process is in a torch.distributed process group."""
-    return distributed.is_available() and distributed.is_initialized()
+from lmswap.torch_compat.process_groups import is_distributed
 
 
 def receiver_of(edge: Edge, shape: torch.Size) -> Edge:
