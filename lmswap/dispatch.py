@@ -18,7 +18,6 @@ from torch import nn
 
 from lmswap.call_monitor import CALL_MONITOR
 from lmswap.capture.aot import refuse_graph_rewriters
-from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.global_state import GlobalState
 from lmswap.capture.numerics.is_compiling import describe_is_compiling_calls
 from lmswap.capture.numerics.rounding_notes import ROUNDED_OTHERWISE
@@ -48,6 +47,7 @@ from lmswap.torch_compat.dynamo import (
     untraced,
 )
 from lmswap.torch_compat.modules import eager_call, own_tensors
+from lmswap.torch_compat.pytree import tensors
 from lmswap.torch_compat.tracing import clear_fake_cache
 
 _SUMMED_BY_GRAPH = (

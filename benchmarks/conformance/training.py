@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 import lmswap.api
 from benchmarks.conformance.memory import TensorMemory
 from benchmarks.conformance.trial import Call, Trial
-from lmswap.capture.lower import tensors
 from lmswap.reporting import Report
+from lmswap.torch_compat.pytree import tensors
 
 STEPS = 3  # the first captures or records
 _LEARNING_RATE = 1e-4

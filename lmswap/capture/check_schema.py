@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from lmswap.capture.lower import source_line, tensors
+from lmswap.capture.lower import source_line
 from lmswap.errors import CaptureError
 from lmswap.torch_compat.operators import OpOverload, schema_of
+from lmswap.torch_compat.pytree import tensors
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.verify.bitwise import bitwise_equal
 

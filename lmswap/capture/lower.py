@@ -25,7 +25,7 @@ from lmswap.runtime.rng import state_of
 from lmswap.torch_compat.aot_autograd import gradients as gradient_outputs
 from lmswap.torch_compat.aot_autograd import overwritten_inputs, tangents
 from lmswap.torch_compat.operators import OpOverload, schema_of
-from lmswap.torch_compat.pytree import tree_leaves
+from lmswap.torch_compat.pytree import tensors, tree_leaves
 from lmswap.torch_compat.sized_graphs import symbolic_value
 from lmswap.torch_compat.symbolic_sizes import is_size
 from lmswap.torch_compat.tensors import storage_id
@@ -101,11 +101,6 @@ def lower(
     )
     names = frozenset(given for buffer, given in own.items() if buffer in written)
     return Lowered(program, graphs, names, lowering.symbolic_bytes)
-
-
-def tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def source_line(node: fx.Node) -> str:

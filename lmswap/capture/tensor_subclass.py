@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function
 
-from lmswap.capture.lower import tensors
 from lmswap.torch_compat.autograd import enable_torch_function
-from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.pytree import tensors, tree_map_only
 from lmswap.torch_compat.tensors import handles_torch_functions, is_traceable_wrapper_subclass
 
 # Arguments of most models; their calls need no search in nested containers.

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmswap.capture.lower import tensors
 from lmswap.capture.recompiles import MAX_GRAPHS
 from lmswap.capture.size_buckets import bucket_edge
 from lmswap.errors import LmswapError, OptionError
@@ -27,6 +26,7 @@ from lmswap.saved_tensors.step import HookedStep, StepKind, storages_of
 from lmswap.session.compiled_graph import SavedSequence
 from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.modules import all_own_tensors
+from lmswap.torch_compat.pytree import tensors
 from lmswap.verify.saved_tensors import SavedCheck
 
 # Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lmswap.capture.lower import source_line, tensors
+from lmswap.capture.lower import source_line
 from lmswap.errors import CaptureError
 from lmswap.torch_compat.dynamo import CHECKPOINT, observed_checkpoints
 from lmswap.torch_compat.operators import OpOverload, TorchDispatchMode, enable_python_dispatcher, schema_of
-from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.pytree import tensors, tree_map_only
 from lmswap.torch_compat.tensors import storage_id
 
 _YIELDS_NONE = "lmswap_yields_no_gradients"  # in the meta of a node

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from lmswap.capture.lower import source_line, tensors
+from lmswap.capture.lower import source_line
 from lmswap.errors import CaptureError
 from lmswap.runtime.codegen import value_of
 from lmswap.torch_compat.operators import OpOverload
-from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.pytree import tensors, tree_map_only
 from lmswap.torch_compat.tensors import make_contiguous_strides_for, storage_id
 
 # Returns the tensors that an operator really makes on the device, or None where that is unknown.

@@ -16,7 +16,7 @@ from lmswap.errors import CaptureError
 from lmswap.runtime import ops
 from lmswap.runtime.rng import STATE
 from lmswap.torch_compat.operators import schema_of
-from lmswap.torch_compat.pytree import tree_leaves
+from lmswap.torch_compat.pytree import tensors, tree_leaves
 from lmswap.torch_compat.sized_graphs import constant_meta, value_meta
 
 
@@ -101,5 +101,5 @@ def _rng_device(node: fx.Node) -> torch.device | None:
     """Return the device whose default generator the op uses, if it is random."""
     if node.op != "call_function" or not is_random(node):
         return None
-    devices = {leaf.device for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
+    devices = {made.device for made in tensors(node.meta.get("val"))}
     return devices.pop() if len(devices) == 1 else None

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from lmswap.capture.lower import Lowered, tensors
+from lmswap.capture.lower import Lowered
 from lmswap.ir.program import BufferKind, Program
 from lmswap.runtime.codegen import SegmentGraph
 from lmswap.torch_compat.operators import OpOverload
+from lmswap.torch_compat.pytree import tensors
 
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # prefix of notes
 _FORMULA = "the formula of its gradient depends on values, which no trace has, and differs there"

@@ -18,7 +18,6 @@ import torch
 from torch import fx
 
 from lmswap.capture.interrupts import raise_interrupt
-from lmswap.capture.lower import tensors
 from lmswap.capture.numerics.correct_metadata import OutputMetadata, retrace
 from lmswap.runtime import ops
 from lmswap.runtime.codegen import is_whole
@@ -26,6 +25,7 @@ from lmswap.runtime.partial_backward import Backward, PartialResults
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.aot_autograd import tangents
 from lmswap.torch_compat.autograd import is_any_autocast_enabled
+from lmswap.torch_compat.pytree import tensors
 from lmswap.torch_compat.sized_graphs import value_meta
 from lmswap.torch_compat.tensors import suggest_memory_format
 from lmswap.torch_compat.traced_layouts import TracedLayouts, dimension_order, strides_of

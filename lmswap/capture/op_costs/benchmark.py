@@ -17,7 +17,7 @@ from torch import fx
 from lmswap.capture.caller_memory import assumed_bytes
 from lmswap.capture.check_schema import check_schema
 from lmswap.capture.interrupts import raise_interrupt
-from lmswap.capture.lower import is_extension_op, source_line, tensors
+from lmswap.capture.lower import is_extension_op, source_line
 from lmswap.capture.numerics.random_ops import is_random
 from lmswap.capture.op_costs.allocation_trace import trace_allocations
 from lmswap.capture.op_costs.synthetic_inputs import SyntheticInputs, has_no_tensor_results, seed_ops
@@ -33,7 +33,7 @@ from lmswap.runtime.codegen import SegmentGraph, value_of
 from lmswap.runtime.rng import rng_states, set_rng_states
 from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.operators import eager_dispatch, schema_of
-from lmswap.torch_compat.pytree import tree_flatten
+from lmswap.torch_compat.pytree import tensors, tree_flatten
 from lmswap.torch_compat.tensors import storage_id
 
 _log = logging.getLogger(__name__)

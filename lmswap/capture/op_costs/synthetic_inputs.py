@@ -15,10 +15,10 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lmswap.capture.lower import is_extension_op, tensors
+from lmswap.capture.lower import is_extension_op
 from lmswap.runtime.codegen import is_projection, value_of
 from lmswap.torch_compat.operators import schema_of
-from lmswap.torch_compat.pytree import tree_map_only
+from lmswap.torch_compat.pytree import tensors, tree_map_only
 from lmswap.torch_compat.tensors import storage_id
 
 _PATTERN = 2**16

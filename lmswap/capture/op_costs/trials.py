@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from lmswap.capture.lower import tensors
 from lmswap.hardware.memory import DeviceMemory
+from lmswap.torch_compat.pytree import tensors
 from lmswap.verify.bitwise import bitwise_equal
 
 # First runs also pay for the first access to memory: on two cores of a virtual machine the backward of a convolution at
