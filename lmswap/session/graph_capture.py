@@ -7,6 +7,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -38,21 +39,9 @@ def compile_graph(session: Session, module: fx.GraphModule, inputs: Sequence[Any
         CaptureError: it cannot be captured.
         PlanInfeasible: no plan fits the budget.
     """
+    capture = partial(_capture, weakref.ref(session))  # which must not hold it
     if not has_dynamic_sizes(module, takes_floats=session.runs_uncaptured):
-        return _capture(session, module, inputs, inputs)
-    reference = weakref.ref(session)
-
-    def capture(
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        given: Sequence[Any],
-        symbolic: SymbolicRegion | None,
-        entry: Eviction,
-    ) -> Captured:  # a partial would hold the session
-        session = reference()
-        assert session is not None
-        return _capture(session, module, inputs, given, symbolic, entry=entry)
-
+        return capture(module, inputs, inputs)
     return specialize(
         module,
         inputs,
@@ -62,16 +51,17 @@ def compile_graph(session: Session, module: fx.GraphModule, inputs: Sequence[Any
     )
 
 
-def _capture(
-    session: Session,
+def _capture(  # noqa: PLR0917 - as `Capture`
+    reference: weakref.ref[Session],
     module: fx.GraphModule,
     inputs: Sequence[Any],
     given: Sequence[Any],
     symbolic: SymbolicRegion | None = None,
-    *,
     entry: Eviction | None = None,
 ) -> Captured:
     """Compile one graph, see `Capture`; ``entry``: None if it is one of Dynamo's."""
+    session = reference()
+    assert session is not None
     session.traces.begin()
     graph = CapturedGraph(session, len(session.graphs), module, symbolic)
     if entry is not None:
