@@ -206,7 +206,7 @@ class _Lowering:
                 made.append(buffer)
                 self.names[buffer] = result_name(node, graph.phase)
         self._add_value(graph, node)
-        index, is_view = len(self.ops), not made and not mutated and _returns_alias(node)
+        index, is_view = len(self.ops), not (made or mutated) and bool(tensors(node.meta.get("val")))
         graph.ops.append(node)
         self.ops.append(
             Op(
@@ -304,11 +304,8 @@ def _outputs(module: fx.GraphModule) -> list[Any]:
 def _argument_values(node: fx.Node) -> Iterable[Any]:
     state = state_of(node)  # of the RNG: the op's result depends on it
     inputs = node.all_input_nodes if state is None else [*node.all_input_nodes, state]
-    return [argument.meta.get("val") for argument in inputs if not _is_tuple_node(argument)]
-
-
-def _is_tuple_node(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))
+    values = (argument.meta.get("val") for argument in inputs)
+    return [value for value in values if not isinstance(value, (tuple, list))]
 
 
 def _mutated_values(node: fx.Node) -> list[Any]:
@@ -324,10 +321,6 @@ def _mutated_values(node: fx.Node) -> list[Any]:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             written += [leaf.meta.get("val") for leaf in tree_leaves(given) if isinstance(leaf, fx.Node)]
     return written
-
-
-def _returns_alias(node: fx.Node) -> bool:
-    return bool(tensors(node.meta.get("val")))
 
 
 def _is_repeatable(node: fx.Node) -> bool:

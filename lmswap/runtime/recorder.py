@@ -202,7 +202,7 @@ class Recorder:
 
     def begin_segment(self, key: SegmentKey) -> int:
         """Begin a run that cannot be wrapped in `segment`; pass the return value to `end_segment`."""
-        if self._begins_step(key):
+        if key[1] != "backward" and self._current.trains:
             self._end_step()
         elif key[1] == "backward":
             self.num_backwards += 1
@@ -276,9 +276,6 @@ class Recorder:
         self._current.marks.append(sample[0])
         self._current.memory.append(sample)
         return sample
-
-    def _begins_step(self, key: SegmentKey) -> bool:
-        return key[1] != "backward" and self._current.trains
 
     def _set_aside(self) -> None:
         """Set aside what ran so far: a graph is run twice, in the same step, or because no backward will follow."""

@@ -63,9 +63,5 @@ class Streams:
 
 def current_stream_of(device: torch.device) -> Callable[[], int]:
     """Return a function that returns the handle of ``device``'s current stream; on a CPU 0."""
-    raw_stream = raw_stream_function() if device.type == "cuda" else _no_stream
+    raw_stream = raw_stream_function() if device.type == "cuda" else lambda _: 0
     return partial(raw_stream, device.index or 0)
-
-
-def _no_stream(_device_index: int) -> int:
-    return 0

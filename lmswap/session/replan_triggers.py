@@ -105,7 +105,7 @@ def triggers(
         policy: of the model.
         is_fixed: whether the plans are those of a file, which no gain can replace.
     """
-    found = (*_of_memory(before, step, seen), *_of_tier(before, seen))
+    found = (*_of_memory(before, step, seen), *filter(None, [_excess_of_tier(before, seen)]))
     if before.history.phase is step.history.phase:
         return found
     if step.history.phase is Phase.CALIBRATED and seen.calibration is not None:
@@ -183,11 +183,6 @@ def _of_memory(before: PlannedStep, step: PlannedStep, seen: StepObservation) ->
         yield MisplacedTensor()
     if seen.costs is not None and step.plan.predicted_peak_bytes > step.plan.budget_bytes and not step.is_overdrawn:
         yield LossExcess(seen.loss_bytes)
-
-
-def _of_tier(before: PlannedStep, seen: StepObservation) -> Iterator[Trigger]:
-    if (excess := _excess_of_tier(before, seen)) is not None:
-        yield excess
 
 
 def _excess_of_tier(step: PlannedStep, seen: StepObservation) -> CompressedExcess | None:

@@ -120,14 +120,11 @@ class StepPlanning:
 
     def _is_growth_known(self, indices: tuple[int, ...]) -> bool:
         """Whether what the process grows by in first steps is in use: other sizes ran with moves by the same traces."""
-        traces = self._traces_of(indices)
-        others = self._plans.newest(lambda step: step.moves and traces <= self._traces_of(step.graphs))
-        return others is not None and all(self._serves_sizes(index) for index in indices)
+        graphs, traces = [planned_graph(self._graphs, index) for index in indices], self._traces_of(indices)
+        if not all(isinstance(graph, CapturedGraph) and graph.sizes.vary for graph in graphs):
+            return False
+        return self._plans.newest(lambda step: step.moves and traces <= self._traces_of(step.graphs)) is not None
 
     def _traces_of(self, indices: tuple[int, ...]) -> set[object]:
         graphs = (planned_graph(self._graphs, index) for index in indices)
         return {graph.trace for graph in graphs if isinstance(graph, CapturedGraph)}
-
-    def _serves_sizes(self, index: int) -> bool:
-        graph = planned_graph(self._graphs, index)
-        return isinstance(graph, CapturedGraph) and graph.sizes.vary

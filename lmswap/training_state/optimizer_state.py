@@ -103,7 +103,7 @@ class ChunkedUpdates:
 
         Fused and foreach ones do: the division by a GradScaler's scale, and Nesterov's momentum on a GPU.
         """
-        is_loop = not any(_is_fused(group) or _is_foreach(group) for group in self.optimizer.param_groups)
+        is_loop = not any(group.get("fused") or _is_foreach(group) for group in self.optimizer.param_groups)
         return not (is_loop and type(self.optimizer).__module__.startswith("torch.optim."))
 
     @property
@@ -269,7 +269,7 @@ class ChunkedUpdates:
 
     def _chunks(self, groups: Sequence[Sequence[Tensor]], sizes: Mapping[int, int]) -> Iterator[list[list[Tensor]]]:
         """Yield consecutive parts of the parameters of ``groups``, by group; ``sizes`` are what is copied, by `id`."""
-        max_bytes = self._chunk_bytes(sizes)
+        max_bytes = min(self._max_chunk_bytes, max(int(_SHARE_OF_ALL * sum(sizes.values())), _MIN_CHUNK_BYTES))
         copied_bytes = other_bytes = 0
         chunk: list[list[Tensor]] = [[] for _ in groups]
         for number, parameters in enumerate(groups):
@@ -285,9 +285,6 @@ class ChunkedUpdates:
                 other_bytes += nbytes * (not is_copied)
         if any(chunk):
             yield chunk
-
-    def _chunk_bytes(self, sizes: Mapping[int, int]) -> int:
-        return min(self._max_chunk_bytes, max(int(_SHARE_OF_ALL * sum(sizes.values())), _MIN_CHUNK_BYTES))
 
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[int]:
         """Start to fetch what an update of ``chunk`` reads, unless an earlier one does; return the ids of all storages.
@@ -394,10 +391,6 @@ def _temporary_bytes(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> 
     """Return the bytes of temporaries of an update of ``parameters`` with the settings of ``group``."""
     sizes = [parameter.nbytes for parameter in parameters]
     return _TEMPORARY_VALUES * (sum(sizes) if _is_foreach(group) else max(sizes, default=0))
-
-
-def _is_fused(group: Mapping[str, Any]) -> bool:
-    return bool(group.get("fused"))
 
 
 def _is_foreach(group: Mapping[str, Any]) -> bool:

@@ -69,7 +69,9 @@ class GradientOrder:
         if len(self._parts) <= 1 and not _any_has_hooks(given_tensors) and not is_distributed():
             return inputs
         given = list(inputs)
-        groups = self._groups([position for position, value in enumerate(given) if _requires_grad(value)])
+        groups = self._groups(
+            [position for position, value in enumerate(given) if isinstance(value, Tensor) and value.requires_grad]
+        )
         for positions in reversed(groups):
             for position in reversed(positions):
                 if given[position].is_leaf:
@@ -102,10 +104,6 @@ class GradientOrder:
 
 def _grad_fn(value: Any) -> Node | None:
     return value.grad_fn if isinstance(value, Tensor) else None
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _any_has_hooks(tensors: Sequence[Tensor]) -> bool:
