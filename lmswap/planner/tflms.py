@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from lmswap.analyze.levels import levels
 from lmswap.analyze.liveness import Gap
 from lmswap.errors import OptionError
 from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import BufferKind, Program
 from lmswap.planner.build_plan import build_plan
 from lmswap.planner.problem import Problem
 from lmswap.planner.schedule_copies import schedule_copies
@@ -138,8 +138,26 @@ class _Tflms:
         return start + int(near.argmax())
 
 
+def levels(program: Program) -> tuple[int, ...]:
+    """Length of the longest path to each op, by op.
+
+    What happens between forward and backward is outside the program, so an op that reads a tangent counts as one level
+    below everything in the segments before its own: the loss that the tangent comes from depends on their outputs.
+    """
+    graph = program.to_networkx()
+    found: list[int] = []
+    for segment in program.segments:
+        deepest_before = max(found, default=-1)
+        for op in program.ops[segment.start : segment.stop]:
+            level = max((found[earlier] for earlier in graph.predecessors(op.index)), default=-1)
+            if any(program.buffers[buffer].kind is BufferKind.TANGENT for buffer in op.reads):
+                level = max(level, deepest_before)
+            found.append(level + 1)
+    return tuple(found)
+
+
 def _ladder(deepest: int) -> Iterator[int]:
-    levels = 1
-    while levels <= max(deepest, 1):
-        yield levels
-        levels *= 4
+    level = 1
+    while level <= max(deepest, 1):
+        yield level
+        level *= 4
