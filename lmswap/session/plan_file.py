@@ -31,11 +31,16 @@ _LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
 
 @dataclass(frozen=True)
 class PinnedPlans:
-    """The steps of a model, and the plan of each; of its options those that plans depend on, `pinned_options`."""
+    """The steps of a model, and the plan of each; of its options those that plans depend on, `pinned_options`.
+
+    Beside all of its steps ``streamed_bytes`` of optimizer state stream, and, if ``streams_gradients``, gradients.
+    """
 
     model: str
     options: Options
     steps: tuple[tuple[Program, CachedPlan], ...]
+    streamed_bytes: int = 0
+    streams_gradients: bool = False
 
     def to_json(self) -> str:
         """Return the plans as JSON text, one decision per line; `from_json` restores an equal object."""
@@ -48,7 +53,8 @@ class PinnedPlans:
             for program, planned in self.steps
         ]
         options = {name: asdict(self.options)[name] for name in _PINNED}
-        data = {"schema": SCHEMA, "model": self.model, "options": options, "steps": steps}
+        streams = {"state_bytes": self.streamed_bytes, "gradients": self.streams_gradients}
+        data = {"schema": SCHEMA, "model": self.model, "options": options, "streams": streams, "steps": steps}
         return _lines(data) + "\n"
 
     @staticmethod
@@ -64,7 +70,14 @@ class PinnedPlans:
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise OptionError(f"expected schema '{SCHEMA}'")
             options = _options(data["options"])
-            return PinnedPlans(str(data["model"]), options, tuple(_step(step, options) for step in data["steps"]))
+            steps, streams = tuple(_step(step, options) for step in data["steps"]), data.get("streams", {})
+            return PinnedPlans(
+                str(data["model"]),
+                options,
+                steps,
+                streamed_bytes=int(streams.get("state_bytes", 0)),  # files of earlier versions do not say it
+                streams_gradients=bool(streams.get("gradients", False)),
+            )
         except PlanMismatch:
             raise
         except (LmswapError, *DAMAGE) as error:

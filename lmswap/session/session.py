@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from lmswap.analyze.cost import roofline
+from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import (
@@ -134,7 +135,7 @@ class Session:
             self.budget = BudgetTracker(
                 options, device.type, self.memory, trained, self.weights, notes=self.notes, arena=arena
             )
-            self.updates = trained.updates = self._open_updates(state, machine, undoing)
+            self.updates = trained.updates = self._open_updates(state, machine, pinned, undoing)
             if options.weights == "swap":
                 undoing.callback(self.weights.restore)
                 self._manage_weights()
@@ -408,7 +409,8 @@ class Session:
         """Return the plans that all planned steps follow now, for a file."""
         weights = "swap" if self.weights.is_managed else self.options.weights
         options = pinned_options(replace(self.options, budget_bytes=self.budget.nbytes, weights=weights))
-        return PinnedPlans(self.name, options, self.plans.active())
+        streamed_bytes, streams_gradients = self.updates.streamed_bytes, self.updates.gradients.are_streamed
+        return PinnedPlans(self.name, options, self.plans.active(), streamed_bytes, streams_gradients)
 
     def warn_budget_exceeded(self) -> None:
         """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""
@@ -545,7 +547,9 @@ class Session:
         self.memory.count(weight_bytes + (self.budget.count_all_state() if self.updates else 0))
         self.updates.fetch_parameters()
 
-    def _open_updates(self, state: TrainingState, machine: KnownMachine, undoing: ExitStack) -> Updates:
+    def _open_updates(
+        self, state: TrainingState, machine: KnownMachine, pinned: PinnedPlans | None, undoing: ExitStack
+    ) -> Updates:
         host_copies, min_bytes = self.engine.host_copies, self.options.min_swap_bytes
         gradients = StreamedGradients(state.parameters, host_copies, min_bytes=min_bytes)
         kind = CpuUpdates if state.updates_on_cpu else ChunkedUpdates
@@ -566,6 +570,12 @@ class Session:
         if updates.on_cpu:
             undoing.callback(updates.restore)
             updates.keep_state_on_cpu(machine.now.tier(self.options.tier).held_bytes)
+        elif updates and pinned is not None:
+            undoing.callback(updates.restore)
+            updates.stream_state(pinned.streamed_bytes)
+            if pinned.streams_gradients and not self.options.verify and not is_distributed():
+                gradients.stream()
+            self.memory.trim()
         return updates
 
     def note_written(self, names: Collection[str]) -> None:

@@ -104,8 +104,8 @@ class StateStreaming:
 
         ``planned`` is the plan of the step; None if none fits.
         """
-        updates = self._updates
-        if (split := self._best_split(program, costs, planned)) is None:
+        updates, is_fixed = self._updates, self._options.plan is not None
+        if is_fixed or (split := self._best_split(program, costs, planned)) is None:
             return False
         updates.stream_state(split.state_bytes)
         if split.has_gradients:

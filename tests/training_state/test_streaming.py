@@ -246,7 +246,7 @@ def test_plans_of_steps_whose_state_streams_are_cached_and_saved(streams_gradien
     lmswap.enable(model, "1GiB", optimizer=optimizer, weights="keep", policy="swap_all", min_swap_bytes=1024)
     stream_all(model)
     if streams_gradients:
-        session_of(model).updates.stream_gradients()
+        session_of(model).updates.gradients.stream()
     train(model, optimizer, steps=1)
     session = session_of(model)
     step = session.current_step()
@@ -255,6 +255,27 @@ def test_plans_of_steps_whose_state_streams_are_cached_and_saved(streams_gradien
     ((_, saved),) = PinnedPlans.read(str(tmp_path / "plan.json")).steps
     assert saved.plan.acts_as(step.plan)
     lmswap.disable(model)
+
+
+@pytest.mark.parametrize("streams_gradients", [False, True])
+def test_a_saved_plan_is_followed_with_the_state_that_streamed(streams_gradients, tmp_path):
+    expected = train(*made())
+    for given in ({"budget": "1GiB", "weights": "keep", "min_swap_bytes": 1024}, {"plan": tmp_path / "plan.json"}):
+        torch.compiler.reset()
+        model, optimizer = made()
+        lmswap.enable(model, optimizer=optimizer, **given)
+        session = session_of(model)
+        if "plan" not in given:
+            session.updates.stream_state(session.updates.state_bytes // 2)
+            if streams_gradients:
+                session.updates.gradients.stream()
+        assert same(train(model, optimizer), expected)
+        assert 0.5 <= session.updates.streamed_bytes / session.updates.state_bytes < 0.8
+        assert session.updates.gradients.are_streamed is streams_gradients
+        lmswap.save_plan(model, tmp_path / "plan.json")
+        origin = lmswap.report(model).plan_origin
+        lmswap.disable(model)
+    assert "plan.json" in origin
 
 
 def test_steps_of_other_sizes_leave_room_for_the_update_too():
