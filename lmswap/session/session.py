@@ -260,6 +260,8 @@ class Session:
         """
         self._backwards.end()
         self.engine.reap_finished_transfers()
+        if self.recorder.is_complete:
+            self.make_room()  # the caller may have loaded a state since, and freed what the file held
         self.recorder.end_if_complete()
         if self._repeats(graph):
             return
@@ -377,7 +379,7 @@ class Session:
     def make_room(self) -> None:
         """Give free memory back as far as the budget needs it for pages that the caller maps: it may read host copies.
 
-        Called as the last backward of a step ends, a call without one, and an update.
+        Called as the last backward of a step ends, a call without one, and an update, and before the next step.
         """
         if self.device.type == "cpu" and (host_copies := self.engine.host_copies):
             self.budget.make_room(host_copies)

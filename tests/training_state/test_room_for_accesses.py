@@ -93,6 +93,21 @@ def test_room_is_made_only_where_the_budget_has_none(monkeypatch):
     assert _C.heap_reusable_bytes() >= reusable_bytes - MIB > 100 * MIB
 
 
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+def test_a_step_after_weights_were_loaded_begins_within_the_budget():
+    model, _ = made(is_frozen=True)
+    for _ in range(_WARM_UP):
+        backward(model)
+    session = session_of(model)
+    session.budget.nbytes = session.memory.used_bytes() + 24 * MIB
+    file = {name: each.clone() for name, each in model.state_dict().items()} | {"other": torch.ones(128 * MIB // 4)}
+    model.load_state_dict(file, strict=False)
+    del file
+    for _ in range(2):
+        backward(model)
+    assert session.recorder.ended.peaks.used_bytes <= session.budget.nbytes + _NOISE_BYTES
+
+
 def test_a_loaded_state_leaves_no_memory_behind():
     """Else all that the file has held is kept for reuse from then on, beside the budget."""
     model, optimizer = made()
