@@ -26,10 +26,9 @@ from lmswap.capture.recompiles import (
     Recompiles,
     TraceFailed,
     TracesWithoutGradients,
-    retrace_limit_reason,
 )
 from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
-from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError
+from lmswap.errors import ManyTraces, NotManaged, OptionError
 from lmswap.frames import shortened
 from lmswap.module_checks import check_swappable
 from lmswap.progress import reported
@@ -38,10 +37,9 @@ from lmswap.saved_tensors.step import HookedStep, LazyHookedStep
 from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
 from lmswap.session.hooked_calls import HookedCalls
-from lmswap.session.session import UNPLANNED, Session
+from lmswap.session.session import HOOKS_INSTEAD, UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import (
-    FailOnRecompileLimitHit,
     describe_graph_break,
     graph_break_reasons,
     untraced,
@@ -82,6 +80,7 @@ class ModelCall:
                 model,
                 session,
                 takes_floats=session.runs_uncaptured,
+                at_limit=session.reach_trace_limit,
                 sizes_may_vary=lambda: (
                     session.may_share_plans and self._recompiles.sizes_may_vary(self._inside.shapes())
                 ),
@@ -113,8 +112,7 @@ class ModelCall:
         self.hooked.hooks.pop_leftovers()
         refuse_graph_rewriters()
         if self._session.leaves_graphs and self._compiled is not None:
-            self._compiled = None
-            self._session.left_graphs()
+            self._end_graphs()
         self._check_device()
         try:  # no context: a signal could arrive as it exits
             self._inside.is_running = True
@@ -178,11 +176,6 @@ class ModelCall:
                 self._inside.shapes = lambda: _shapes(args, kwargs)
                 result = compiled(*args, **kwargs)
                 self._own.seconds -= perf_counter()
-        except FailOnRecompileLimitHit:
-            if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
-                raise CaptureError(f"{session.name}: {retrace_limit_reason()}") from None
-            self._leave_graphs(retrace_limit_reason())
-            return self.hooked.run(self._plain, args, kwargs)
         except TraceFailed as error:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
                 raise error.error from None  # what has run must not run a second time
@@ -221,7 +214,7 @@ class ModelCall:
         session = self._session
         if session.graphs:
             step.recording = None  # it lacks what the graphs saved
-        if step.num_storages or not session.graphs:
+        if not session.leaves_graphs and (step.num_storages or not session.graphs):
             what = "it captured no part of the model"
             if session.graphs:
                 what = f"{step.num_storages} large tensors were saved outside of its graphs"
@@ -268,9 +261,12 @@ class ModelCall:
             self._inside.is_running = False
 
     def _leave_graphs(self, why: str) -> None:
+        self._session.notes.append(f"{HOOKS_INSTEAD}: {why}")
+        self._end_graphs()
+
+    def _end_graphs(self) -> None:
         self._compiled = None
         self._session.left_graphs()
-        self._session.notes.append(f"path: saved-tensor hooks for the whole model instead of torch.compile: {why}")
         if self._session.options.verify:
             self._session.notes.append(WHAT_VERIFY_DOES["eager"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -44,7 +45,8 @@ from lmswap.torch_compat.autograd import (
 from lmswap.torch_compat.changing_floats import no_float_tensors
 from lmswap.torch_compat.dynamo import is_compiled_autograd_enabled
 from lmswap.torch_compat.sized_graphs import clone_meta, fix_sizes
-from lmswap.torch_compat.symbolic_sizes import Sizes
+from lmswap.torch_compat.symbolic_sizes import Sizes, is_symbolic
+from lmswap.torch_compat.tensors import storage_id
 
 
 class GraphHandler(Protocol):
@@ -108,10 +110,18 @@ def compile_region(
         CaptureError: something is enabled that would change the graphs after they are planned.
     """
     make_variant = variants_of(module, inputs if given is None else given, handler, _GraphVariant)
+    shared = _shared_by_sizes(inputs, given or ())
+
+    def compile_first(graph: fx.GraphModule, phase: str) -> BoxedFunction:
+        if not shared.isdisjoint(aot_autograd.written_inputs()):
+            raise CaptureError("inputs whose sizes vary share memory, which the region writes")
+        compiled: BoxedFunction = getattr(variant(graph), phase)(graph)
+        return compiled
+
     compiler = aot_autograd.aot_autograd(
-        fw_compiler=lambda graph, _: variant(graph).forward(graph),
+        fw_compiler=lambda graph, _: compile_first(graph, "forward"),
         bw_compiler=lambda graph, _: variant(graph).backward(graph),
-        inference_compiler=lambda graph, _: variant(graph).inference(graph),
+        inference_compiler=lambda graph, _: compile_first(graph, "inference"),
         partition_fn=partial(_partition, handler=handler),
     )
     with no_python_kernels(), no_float_tensors(), aot_autograd.backward_without_autocast():
@@ -121,6 +131,15 @@ def compile_region(
             handler,
             around=lambda _: no_float_tensors(),
         )
+
+
+def _shared_by_sizes(inputs: Sequence[Any], given: Sequence[Any]) -> set[int]:
+    """Return the positions of inputs that share memory as ``given``, and do not as fakes with symbolic sizes."""
+    if not any(map(is_symbolic, inputs)):
+        return set()
+    tensors = [(position, one) for position, one in enumerate(given) if isinstance(one, torch.Tensor)]
+    counts = Counter(storage_id(one.untyped_storage()) for _, one in tensors)
+    return {position for position, one in tensors if counts[storage_id(one.untyped_storage())] > 1}
 
 
 def _partition(

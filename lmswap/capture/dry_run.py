@@ -97,7 +97,7 @@ def capture_step(
 
 def _capture(name: str, model: nn.Module, arguments: Sequence[Any]) -> list[Program]:
     recorder, outside, num_breaks = _Recorder(name), _Outside(model), len(graph_break_reasons)
-    call = CompiledCall(model, recorder, takes_floats=True)
+    call = CompiledCall(model, recorder, takes_floats=True, at_limit=lambda: None)
     with _errors_named(f"{name} cannot be captured without its memory"), saved_tensors_hooks(outside.save, _identity):
         try:
             call(*arguments)

@@ -23,7 +23,7 @@ from lmswap.errors import LmswapError
 from lmswap.torch_compat import dynamo
 from lmswap.torch_compat.autograd import keeping_dispatch_keys
 from lmswap.torch_compat.changing_floats import floats_as_inputs
-from lmswap.torch_compat.dynamo import BackendCompilerFailed, FailOnRecompileLimitHit
+from lmswap.torch_compat.dynamo import BackendCompilerFailed
 from lmswap.torch_compat.modules import eager_call
 from lmswap.torch_compat.tracing import without_failure_logs
 
@@ -176,6 +176,7 @@ class CompiledCall:
         backend: Callable[..., Callable[..., Any]],
         *,
         takes_floats: bool,
+        at_limit: Callable[[], None],
         sizes_may_vary: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to trace ``model``.
@@ -184,13 +185,14 @@ class CompiledCall:
             model: to be traced.
             backend: compiles its graphs.
             takes_floats: the graphs' ops can take numbers that are inputs; Inductor's kernels cannot.
+            at_limit: called where code would be traced more than `MAX_GRAPHS` times; it runs without a trace.
             sizes_may_vary: see `tracing_settings`.
         """
         call = eager_call(model)
         # As `torch.compile` does; for other callables in place of the method, such as a partial, torch finds no file.
         is_method = isinstance(model.forward, MethodType)
         self._call = dynamo.inlined(call, model.forward) if is_method else call
-        self._backend, self._num_made = backend, 0
+        self._backend, self._at_limit, self._num_made = backend, at_limit, 0
         self.is_compiling_calls: list[str] = []  # lines of user code that make them
         self._tracing = partial(
             _tracing, self.is_compiling_calls, takes_floats=takes_floats, sizes_may_vary=sizes_may_vary
@@ -226,7 +228,7 @@ class CompiledCall:
         raise failed
 
     def _make(self) -> None:
-        self._compiled = dynamo.compile_call(self._call, self._backend, self._tracing, MAX_GRAPHS)
+        self._compiled = dynamo.compile_call(self._call, self._backend, self._tracing, MAX_GRAPHS, self._at_limit)
         self._num_made += 1
 
 
@@ -238,5 +240,5 @@ def _as_raised(error: BaseException) -> BaseException:
     if isinstance(inner, LmswapError):
         inner.__suppress_context__ = True
         return inner.with_traceback(None)  # without a page of frames in torch's compiler
-    is_final = isinstance(error, (BackendCompilerFailed, FailOnRecompileLimitHit, LmswapError))
+    is_final = isinstance(error, (BackendCompilerFailed, LmswapError))
     return error if is_final or not isinstance(error, Exception) else TraceFailed(error)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from lmswap.capture.interrupts import raise_interrupt
-from lmswap.torch_compat.dynamo import FailOnRecompileLimitHit, SkipFrame
+from lmswap.torch_compat.dynamo import SkipFrame
 from lmswap.torch_compat.sized_graphs import replace_by_number
 from lmswap.torch_compat.symbolic_sizes import RegionSizes, Sizes, SymbolicRegion, is_symbolic, traced_number
 from lmswap.torch_compat.tensors import storage_id
@@ -97,6 +98,7 @@ def specialize(
     *,
     keeps_symbols: bool,
     max_captures: int | None,
+    at_limit: Callable[[], None],
 ) -> Callable[..., Any]:
     """Return a function that runs ``region`` by captures made by ``capture``, the first one now if ``inputs`` are real.
 
@@ -105,9 +107,10 @@ def specialize(
         inputs: its inputs in the first call.
         capture: see `Capture`.
         keeps_symbols: a capture may serve other sizes than those of its first call.
-        max_captures: beyond them the function raises FailOnRecompileLimitHit.
+        max_captures: beyond them ``at_limit`` is called, and ``region`` runs as it is.
+        at_limit: see above.
     """
-    dynamic = _DynamicRegion(region, capture, keeps_symbols=keeps_symbols, max_captures=max_captures)
+    dynamic = _DynamicRegion(region, capture, keeps_symbols=keeps_symbols, max_captures=max_captures, at_limit=at_limit)
     if not any(isinstance(value, FakeTensor) for value in inputs):
         dynamic.prepare([traced_number(value) for value in inputs])
     return dynamic.run
@@ -163,10 +166,16 @@ class Eviction:
 
 class _DynamicRegion:
     def __init__(
-        self, region: fx.GraphModule, capture: Capture, *, keeps_symbols: bool, max_captures: int | None
+        self,
+        region: fx.GraphModule,
+        capture: Capture,
+        *,
+        keeps_symbols: bool,
+        max_captures: int | None,
+        at_limit: Callable[[], None],
     ) -> None:
         self._region, self._capture, self._keeps_symbols = region, capture, keeps_symbols
-        self._max_captures = max_captures
+        self._max_captures, self._at_limit = max_captures, at_limit
         self._sizes = RegionSizes(region)
         self._captured_for: dict[Hashable, SizedEntry] = {}  # by kind of call
         self._served: dict[Hashable, SizedEntry] = {}  # likewise, of other sizes
@@ -174,12 +183,12 @@ class _DynamicRegion:
 
     def prepare(self, arguments: Sequence[Any]) -> None:
         aliases = _aliases(arguments)
-        sizes = self._sizes_of(arguments, aliases)
+        sizes = self._sizes_of(arguments)
         self._captured_for[_kind(arguments, aliases, sizes)] = self._capture_for(arguments, aliases, sizes)
 
     def run(self, *arguments: Any) -> Any:
         aliases = _aliases(arguments)
-        sizes = self._sizes_of(arguments, aliases)
+        sizes = self._sizes_of(arguments)
         kind = _kind(arguments, aliases, sizes)
         for known in (self._captured_for, self._served):
             if (entry := known.get(kind)) is not None:
@@ -200,14 +209,9 @@ class _DynamicRegion:
         entry = self._captured_for[kind] = self._capture_or_region(arguments, aliases, sizes)
         return entry.run(arguments, sizes)
 
-    def _sizes_of(self, arguments: Sequence[Any], aliases: Aliases) -> Sizes | None:
-        """Return the sizes of a call; None if a capture cannot serve others, as where tensors of them share memory."""
-        if not self._keeps_symbols:
-            return None
-        shared = ((place, first) for place, (_, first) in aliases.items() if place != first)
-        if any(not self._sizes.varying.isdisjoint(places) for places in shared):
-            return None
-        return self._sizes.of(arguments)
+    def _sizes_of(self, arguments: Sequence[Any]) -> Sizes | None:
+        """Return the sizes of a call; None if a capture cannot serve others."""
+        return self._sizes.of(arguments) if self._keeps_symbols else None
 
     def _serving(self, aliases: Aliases, sizes: Sizes | None) -> list[SizedEntry]:
         """Return the captures of other sizes whose trace holds for a call, those for the smallest sizes first."""
@@ -224,8 +228,6 @@ class _DynamicRegion:
         self._served.clear()
 
     def _capture_for(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
-        if self._max_captures is not None and len(self._entries) >= self._max_captures:
-            raise FailOnRecompileLimitHit(f"captured for {self._max_captures} sizes")
         if sizes is None:
             return self._captured(arguments, aliases, None)
         if serving := self._serving(aliases, sizes):
@@ -240,12 +242,14 @@ class _DynamicRegion:
 
     def _capture_or_region(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
         """Return a capture, or the region as Dynamo has it: its trace, which has ended, cannot skip it any more."""
-        try:
-            return self._capture_for(arguments, aliases, sizes)
-        except SkipFrame:
-            entry = SizedEntry(aliases)
-            entry.function, entry.places = self._region, range(len(arguments))
-            return entry
+        if self._max_captures is None or len(self._entries) < self._max_captures:
+            with suppress(SkipFrame):
+                return self._capture_for(arguments, aliases, sizes)
+        else:
+            self._at_limit()
+        entry = SizedEntry(aliases)
+        entry.function, entry.places = self._region, range(len(arguments))
+        return entry
 
     def _captured(self, arguments: Sequence[Any], aliases: Aliases, sizes: Sizes | None) -> SizedEntry:
         entry = SizedEntry(aliases)

@@ -490,12 +490,12 @@ class SavedSequence:
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.events: PlannedEvents
 
-    def spare_bytes(self, growth: float) -> int:
+    def spare_bytes(self, growth: float, in_use_bytes: int) -> int:
         """Return how many bytes a step like this one, but in another order, may keep on the device of what it saves.
 
-        ``growth``: how many times as much memory it takes.
+        ``growth``: how many times as much memory it takes; ``in_use_bytes`` are in use outside of it.
         """
-        step_bytes = self._session.plans[self.index,].allowance.step_bytes
+        step_bytes = self._session.plans[self.index,].allowance.with_growth(in_use_bytes).step_bytes
         tight = (step_bytes - math.ceil(growth * other) for all_, other in self._needs if growth * all_ > step_bytes)
         return min(tight, default=step_bytes)
 

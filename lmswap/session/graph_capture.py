@@ -39,15 +39,22 @@ def compile_graph(session: Session, module: fx.GraphModule, inputs: Sequence[Any
         CaptureError: it cannot be captured.
         PlanInfeasible: no plan fits the budget.
     """
-    capture = partial(_capture, weakref.ref(session))  # which must not hold it
+    reference = weakref.ref(session)  # graphs must not hold it
+    capture = partial(_capture, reference)
     if not has_dynamic_sizes(module, takes_floats=session.runs_uncaptured):
         return capture(module, inputs, inputs)
+
+    def reach_limit() -> None:
+        if (session := reference()) is not None:
+            session.reach_trace_limit()
+
     return specialize(
         module,
         inputs,
         capture,
         keeps_symbols=session.may_share_plans,
-        max_captures=MAX_GRAPHS if session.runs_uncaptured else None,  # then hooks serve the model
+        max_captures=MAX_GRAPHS if session.runs_uncaptured else None,
+        at_limit=reach_limit,
     )
 
 

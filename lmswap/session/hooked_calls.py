@@ -54,6 +54,7 @@ class HookedCalls:
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
         self._refused: dict[StepKind | None, LmswapError] = {}  # by kind of step: why there is no plan
         self._finished: list[HookedStep] = []  # recorded, not yet planned for
+        self._in_use_bytes = 0  # outside of the step that began last
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what ``call`` returns, run in eager mode under hooks, by the plan of the last step of this kind.
@@ -65,12 +66,13 @@ class HookedCalls:
             TierError: no plan fits the tier, or the tier has no room.
         """
         self._end_segment()  # of a backward that raised
-        self._session.close_arena()
         kind = self.kind(args, kwargs)
         sequence = self._plan_for(kind)
         saving = (reference() for reference in self._saving)
         others = [step for step in saving if step is not None and step.holds_storages]
         self._session.prepare(sequence)
+        self._session.release_graphs()
+        self._in_use_bytes = self._session.budget.in_use_bytes(0)
         for other in others:
             other.drop_plan()
         planned = sequence.events if sequence and not others else None
@@ -138,7 +140,8 @@ class HookedCalls:
             return 0
         growths = {each: max(1.0, kind.num_values / max(1, known)) ** 2 for each, known in self._sequences.items()}
         least = min(growths.values(), default=1.0)
-        return min((each.spare_bytes(least) for each, growth in growths.items() if growth == least), default=0)
+        nearest = (each for each, growth in growths.items() if growth == least)
+        return min((each.spare_bytes(least, self._in_use_bytes) for each in nearest), default=0)
 
     @property
     def reads_ahead(self) -> bool:  # noqa: D102

@@ -19,8 +19,8 @@ import torch
 from torch import fx, nn
 
 from lmswap.analyze.cost import roofline
-from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.capture.op_costs.benchmark import OpProfiler
+from lmswap.capture.recompiles import retrace_limit_reason
 from lmswap.collection_pause import collection_paused
 from lmswap.errors import (
     ForkedProcess,
@@ -73,6 +73,7 @@ from lmswap.session.state_streaming import StateStreaming
 from lmswap.session.step_planning import StepPlanning
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
+from lmswap.torch_compat.process_groups import is_distributed
 from lmswap.training_state import TrainingState
 from lmswap.training_state.cpu_updates import CpuUpdates
 from lmswap.training_state.gradients import StreamedGradients
@@ -87,6 +88,7 @@ _log = logging.getLogger(__name__)
 
 # In records, instead of the number of a graph, for a step without a plan.
 UNPLANNED = -1
+HOOKS_INSTEAD = "path: saved-tensor hooks for the whole model instead of torch.compile"
 
 
 class Session:
@@ -222,14 +224,17 @@ class Session:
         """Note that graphs are captured, timed or planned in the current step."""
         self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
 
-    def close_arena(self) -> None:
-        """Free the arena: a model that hooks serve runs its own code, which allocates elsewhere.
+    def release_graphs(self) -> None:
+        """Free arena and traces: a model that hooks serve runs its own code, which allocates elsewhere.
 
-        From the first such step on, which has no plan, the arena would occupy a part of the budget without use.
+        From the first such step on they would occupy a part of the budget without use.
         """
         if self.engine.arena is not None:
             self.engine.close_arena()
             self.budget.close_arena()
+        if self.traces.num_kept:
+            self.traces.evict_all()
+            self.memory.collect()
 
     def check_caller(self) -> None:
         """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
@@ -244,14 +249,21 @@ class Session:
         why = "graphs of torch.compile cannot be"
         if not self.has_hooks or self.options.policy in NEEDS_GRAPHS:
             return f'{what}; {why}: use lmswap.enable(model, compiler="eager", policy="auto"), which has no graphs'
-        self.leaves_graphs = True
-        path = "saved-tensor hooks for the whole model instead of torch.compile"
-        self.note_once(f"path: {path}: {what}; {why}")
+        self._leave_graphs(f"{what}; {why}")
         return (
             f"{what}; {why}. Nothing is lost and no parameter has changed: zero the gradients and take the step again, "
             'from the next call on the model is served by saved-tensor hooks, which can. With compiler="eager" it is '
             "from the first call on"
         )
+
+    def reach_trace_limit(self) -> None:
+        """Use hooks from the next call on, as the model was traced too often; now they serve what is untraced."""
+        self._leave_graphs(retrace_limit_reason())
+
+    def _leave_graphs(self, why: str) -> None:
+        if not self.leaves_graphs:
+            self.leaves_graphs = True
+            self.note_once(f"{HOOKS_INSTEAD}: {why}")
 
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
         """Prepare to run ``graph`` forward, None if it has no plan: end the last step, if that is complete.

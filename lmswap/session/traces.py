@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection
 
 from lmswap.ir.program import BufferKind
-from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs
+from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence
 from lmswap.session.context import ModelContext
 from lmswap.session.plan_store import StepPlans
 
@@ -78,13 +78,15 @@ class Traces:
             self._evict(self._unused_for(_RECENT_STEPS)[:num_excess])
 
     def evict_all(self) -> None:
-        """Evict all traces and plans: the model's calls do not run them any more; pending backwards keep theirs."""
+        """Evict all traces and their plans: no call of the model runs them any more; pending backwards keep theirs."""
+        gone = {index for index, graph in enumerate(self._graphs) if not isinstance(graph, SavedSequence)}
         for graph in self._kept():
             graph.entry.evict()
             for each in (graph, *graph.again):
                 each.release()
-        self._graphs[:] = map(Evicted, range(len(self._graphs)))
-        self._plans.drop(lambda _: True)
+                self._graphs[each.index] = Evicted(each.index)
+        self._plans.drop(lambda graphs: not gone.isdisjoint(graphs))
+        self.nbytes, self._found_bytes = 0, None
 
     def evict_complete(self) -> None:
         """Evict all traces but those that are being made; pending backwards can still run."""

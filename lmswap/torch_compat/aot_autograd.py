@@ -237,6 +237,12 @@ def take_view_outputs() -> list[int]:
     return positions
 
 
+def written_inputs() -> list[int]:
+    """Return the positions of the inputs that the region writes."""
+    infos = getattr(forward_metadata(), "input_info", None) or ()
+    return [position for position, one in enumerate(infos) if one.mutates_data or one.mutates_metadata]
+
+
 def overwrites_differentiable_inputs() -> bool:
     """Return whether the region writes inputs that get gradients: torch copies the written values into them."""
     infos = getattr(forward_metadata(), "input_info", None) or ()

@@ -25,6 +25,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.external_utils import is_compiling, wrap_inline
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
+from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
@@ -32,7 +33,6 @@ from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariab
 __all__ = [
     "BackendCompilerFailed",
     "ConstantVariable",
-    "FailOnRecompileLimitHit",
     "OptimizedModule",
     "RestartAnalysis",
     "SkipFrame",
@@ -136,13 +136,24 @@ def untraced(function: _Function) -> _Function:
 class _Tracer:
     """Dynamo's callback for a frame without a valid trace."""
 
-    def __init__(self, trace: Callable[..., Any], around: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        trace: Callable[..., Any],
+        around: Callable[[], AbstractContextManager[None]],
+        at_limit: Callable[[], None],
+    ) -> None:
         self._torchdynamo_orig_backend = trace  # the identity of the backend in Dynamo's cache
-        self._around = around
+        self._around, self._at_limit = around, at_limit
 
     def __call__(self, *frame: Any) -> Any:
-        with self._around():
-            return self._torchdynamo_orig_backend(*frame)
+        try:
+            with self._around():
+                return self._torchdynamo_orig_backend(*frame)
+        except FailOnRecompileLimitHit:
+            self._at_limit()
+        # Untraced, with all that it calls: parts of the model may have run, and cannot run a second time.
+        skipped = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        return ConvertFrameReturn(skipped, apply_to_code=False)
 
 
 def compile_call(
@@ -150,6 +161,7 @@ def compile_call(
     backend: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
     around: Callable[[], AbstractContextManager[None]],
     recompile_limit: int,
+    at_limit: Callable[[], None],
 ) -> Callable[..., Any]:
     """Return ``call``, captured in graphs that ``backend`` compiles.
 
@@ -160,6 +172,7 @@ def compile_call(
         around: returns the context of each trace; calls that trace nothing do not enter it.
         recompile_limit: of this call alone in torch 2.13 (pytorch#178351); without that change, torch counts the traces
             of all models of a class.
+        at_limit: called where code would be traced once more; it runs without a trace.
     """
     reference = weakref.ref(backend)
 
@@ -173,7 +186,7 @@ def compile_call(
     limits: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
     compiling: Any = torch._dynamo.optimize(compile_graph, **limits)
     if hasattr(compiling, "callback"):  # torch.compile is not switched off in this process
-        compiling.callback = _Tracer(compiling.callback, around)
+        compiling.callback = _Tracer(compiling.callback, around, at_limit)
     compiled: Callable[..., Any] = compiling(call)
     return compiled
 

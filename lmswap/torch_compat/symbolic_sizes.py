@@ -40,9 +40,6 @@ class RegionSizes:
         known = {symbol for _, symbol in self._symbols}
         # Others are computed from them.
         self._are_known = all(size.free_symbols <= known for _, size in sizes)
-        self.varying = {
-            place for place, value in enumerate(values) if isinstance(value, torch.Tensor) and has_symbolic_sizes(value)
-        }
 
     def of(self, arguments: Sequence[Any]) -> Sizes | None:
         """Return those of a call; None if they are not all that its tensors' sizes are computed from."""

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy
@@ -16,8 +17,10 @@ from torch.nn.utils import parametrizations, parametrize
 import lmswap
 from lmswap.capture.recompiles import MAX_GRAPHS, TRACING
 from lmswap.errors import ManyTraces, OptionError
+from lmswap.torch_compat.symbolic_sizes import SymbolicRegion
 from tests.both_paths import swapping
 from tests.models import INDUCTOR, quick_of
+from tests.training import session_of
 
 FACTOR = 1.0
 
@@ -253,6 +256,72 @@ def test_an_integer_that_changes_in_each_step_is_reported_and_uses_hooks(monkeyp
     with pytest.warns(ManyTraces, match=message):
         assert with_another_integer_in_each(model) == expected
     assert any("it was traced 6 times" in note for note in lmswap.report(model).notes)
+    lmswap.disable(model)
+
+
+class Expert(nn.Module):
+    """Code that several experts share, captured by itself: graphs break where tokens are assigned to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x, out, token, place, weights):
+        own = self.down(torch.tanh(self.up(x[token]))) * weights[token, place, None]
+        return out.index_add(0, token, own)
+
+
+class Experts(nn.Module):
+    def __init__(self, num_experts):
+        super().__init__()
+        self.route, self.experts = nn.Linear(16, num_experts), nn.ModuleList(Expert() for _ in range(num_experts))
+
+    def forward(self, x):
+        weights, chosen = self.route(x).softmax(-1).topk(1, -1)
+        out = x.clone()
+        for number, expert in enumerate(self.experts):
+            out = expert(x, out, *torch.where(chosen == number), weights)
+        return out
+
+
+def routed(model, num_steps=4):
+    """Losses and gradients of steps that route other tokens to each expert."""
+    torch.manual_seed(1)
+    found = []
+    for _ in range(num_steps):
+        loss = model(torch.randn(64, 16)).square().mean()
+        loss.backward()
+        found += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+        model.zero_grad()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.ManyTraces")
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "traces of a function",
+        pytest.param("sizes of a region", marks=pytest.mark.cpu_only("a GPU's sizes are traced one by one")),
+    ],
+)
+def test_a_limit_that_is_reached_within_a_call_ends_no_training_and_what_was_traced_is_freed(limit, monkeypatch):
+    torch.compiler.reset()
+    if limit == "traces of a function":
+        monkeypatch.setattr("lmswap.capture.recompiles.MAX_GRAPHS", 2)
+        monkeypatch.setitem(TRACING, "recompile_limit", 2)
+    else:
+        monkeypatch.setattr("lmswap.session.graph_capture.MAX_GRAPHS", 1)
+        monkeypatch.setattr(SymbolicRegion, "serves", lambda *_: False)
+    torch.manual_seed(0)
+    expected = routed(Experts(3))
+    torch.manual_seed(0)
+    model = swapping(Experts(3), "fx")
+    routed(model, 1)
+    traced = [weakref.ref(graph._compiled) for graph in session_of(model).graphs]
+    assert all(map(torch.equal, routed(model), expected))
+    assert any("the limit" in note for note in lmswap.report(model).notes)
+    assert traced
+    assert not any(reference() for reference in traced)
     lmswap.disable(model)
 
 

@@ -486,6 +486,61 @@ def test_a_plan_that_has_to_move_tensors_from_now_on_serves_its_bucket(resident)
     lmswap.disable(model)
 
 
+class Expert(nn.Module):
+    """Of a mixture: it takes the tokens that are routed to it, another number in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x, token, place, weights):
+        return self.down(torch.tanh(self.up(x[token]))) * weights[token, place, None]
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.route, self.experts = nn.Linear(16, 2), nn.ModuleList([Expert(), Expert()])
+
+    def forward(self, x):
+        weights, chosen = self.route(x).softmax(-1).topk(1, -1)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)  # one tensor's columns
+            x = x.index_add(0, token, expert(x, token, place, weights))
+        return x
+
+
+def test_experts_are_traced_three_times_each_and_have_plain_bits():
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Experts())
+    plain, model = models
+    batches = [(torch.randn(64, 16),) for _ in range(7)]
+    assert same(trained(enabled(model), batches), trained(plain, batches))
+    assert len(_session(model).graphs) == 6
+    lmswap.disable(model)
+
+
+def test_sizes_that_share_memory_which_is_written_are_captured_by_themselves():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x, y):
+            x += 1
+            return (x * y).sum() * self.weight
+
+    def sums(model):
+        torch.manual_seed(1)
+        return [model(one[:size], one[4 : 4 + size]).detach() for size in (9, 11, 12, 13) for one in (torch.randn(40),)]
+
+    model = enabled(Writes())
+    assert same(sums(model), sums(Writes()))
+    lmswap.disable(model)
+
+
 def test_sizes_that_share_memory_with_others_are_captured_by_themselves():
     class Adds(nn.Module):
         def __init__(self):
