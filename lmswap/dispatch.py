@@ -66,6 +66,7 @@ class ModelCall:
         """``instead_of`` is what a call of ``model`` ran, if it was compiled; `lmswap.disable` restores it."""
         self.instead_of = instead_of
         self._model, self._session, self._own = model, session, session.recorder.own
+        self._outputs = session.budget.earlier_outputs
         self._plain: Callable[..., Any] = eager_call(model)
         self.hooked = HookedCalls(model, session)
         self._inside, self._was_called = threading.local(), False
@@ -117,13 +118,12 @@ class ModelCall:
         try:  # no context: a signal could arrive as it exits
             self._inside.is_running = True
             self._check_global_state()
-            outputs = self._session.budget.earlier_outputs
-            outputs.begin_call()
+            self._outputs.begin_call()
             if self._compiled is None:
                 result = self.hooked.run(self._plain, args, kwargs)
             else:
                 result = self._call_captured(self._compiled, args, kwargs)
-            outputs.end_call(tensors(result))
+            self._outputs.end_call(result)
             return result
         except Exception as error:
             raise shortened(error)  # noqa: B904 - itself

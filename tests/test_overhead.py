@@ -11,7 +11,7 @@ import lmswap
 from lmswap import dispatch
 from lmswap.capture import aot
 from lmswap.runtime import own_time
-from lmswap.session import compiled_graph, session
+from lmswap.session import compiled_graph, graph_capture
 from lmswap.session.session import Session
 from tests.instructions import counted_instructions
 
@@ -93,7 +93,7 @@ def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(mon
         prepare(*given)
         clock.seconds += 7.0
 
-    for module in (own_time, compiled_graph, session, dispatch, aot):
+    for module in (own_time, compiled_graph, graph_capture, dispatch, aot):
         monkeypatch.setattr(module, "perf_counter", clock.perf_counter)
     monkeypatch.setattr(compiled_graph, "compile_boxed", compile_to_long_ops)
     monkeypatch.setattr(Session, "prepare", prepare_long)

@@ -12,7 +12,7 @@ from torch import nn
 import lmswap
 from lmswap import progress
 from lmswap.capture import aot_stages
-from lmswap.session import session
+from lmswap.session import graph_capture, step_planning
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_all_of_the_first_call_is_covered_and_later_steps_report_nothing(capsys,
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "_LONG_SECONDS", 0.0)  # a warm process on a fast machine takes less than a third
-    for module in (session, aot_stages):
+    for module in (graph_capture, step_planning, aot_stages):
         monkeypatch.setattr(module, "stage", slow_stage)
     model = lmswap.enable(nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]))
     capsys.readouterr()

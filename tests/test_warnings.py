@@ -433,6 +433,15 @@ def train_with(losses, *, held_bytes=0, save=None, **options):
     return found, notes
 
 
+def bytes_of_share(share):
+    torch.compiler.reset()
+    model = lmswap.enable(Deep(), share)
+    light_loss(model(torch.randn(4096, 128))).backward()
+    budget_bytes = lmswap.report(model).budget_bytes
+    lmswap.disable(model)
+    return budget_bytes
+
+
 SQUEEZED = {
     "a loss that takes more than was assumed": {"losses": [heavy_loss] * 7},
     "a loss that takes less again": {"losses": [heavy_loss] * 4 + [light_loss] * 4},
@@ -446,8 +455,9 @@ SQUEEZED = {
 def test_a_step_for_which_no_plan_fits_any_more_follows_the_least(squeezed, tmp_path, device):
     case, file = SQUEEZED[squeezed], tmp_path / "plan.json"
     expected, _ = train_with(**case)
-    # On a GPU, yielded gradients are in a segment of 20 MiB at least.
-    actual, notes = train_with(**case, save=file, budget="50%" if device.type == "cpu" else "100%")
+    # On a GPU, yielded gradients are in a segment of 20 MiB at least. A share would be widened for a loss.
+    budget_bytes = bytes_of_share("50%" if device.type == "cpu" else "100%")
+    actual, notes = train_with(**case, save=file, budget=budget_bytes)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     answers = "the plan stays as it was after step ", "no plan fits the budget, and this one takes the least"
     answered = [note for note in notes if any(answer in note for answer in answers)]

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from lmswap.runtime.storage import has_plain_storage
+from lmswap.torch_compat.pytree import tensors
 from lmswap.torch_compat.tensors import free_weak_storage, is_expired, weak_storage
 
-# Smaller storages are not tracked: margins are larger.
-_MIN_BYTES = 2**20
+# Tensors of fewer values are not tracked: margins are larger.
+_MIN_VALUES = 2**18
 
 
 class _Tracked(NamedTuple):
     storage: Any  # a weak reference
+    address: int
     nbytes: int
 
 
@@ -29,7 +31,7 @@ class EarlierOutputs:
     def __init__(self) -> None:
         self._earlier: list[_Tracked] = []  # of the step before the one under way
         self._latest: list[_Tracked] = []
-        self._is_over = False  # whether the backward of the latest has begun
+        self._is_over = False  # whether the backward of the latest has begun, if there are any
         self._are_kept = False  # whether the last backward began with outputs of the step before it
         self.begun_bytes = 0  # held when the step under way began, and by its backward no more
 
@@ -40,16 +42,19 @@ class EarlierOutputs:
             self._earlier, self._latest, self._is_over = self._latest, [], False
             self.begun_bytes = self.held_bytes
 
-    def end_call(self, outputs: Iterable[Tensor]) -> None:
-        """Track the ``outputs`` that the call returns."""
-        storages = {each.data_ptr(): each for each in map(_storage, filter(has_plain_storage, outputs))}
-        for storage in storages.values():
-            if (nbytes := storage.nbytes()) >= _MIN_BYTES:
-                self._latest.append(_Tracked(weak_storage(storage), nbytes))
+    def end_call(self, result: Any) -> None:
+        """Track the tensors in the ``result`` of the call."""
+        for output in (result,) if isinstance(result, Tensor) else tensors(result):
+            if output.numel() >= _MIN_VALUES and has_plain_storage(output):
+                self._track(output.untyped_storage())
+
+    def _track(self, storage: UntypedStorage) -> None:
+        if all(is_expired(each.storage) or each.address != storage.data_ptr() for each in self._latest):
+            self._latest.append(_Tracked(weak_storage(storage), storage.data_ptr(), storage.nbytes()))
 
     def begin_backward(self) -> None:
         """Note whether outputs of the step before are still held: then the caller keeps them for longer."""
-        if not self._is_over:
+        if (self._latest or self._earlier) and not self._is_over:
             self._is_over, self._are_kept = True, _held_bytes(self._earlier) > 0
 
     @property
@@ -59,10 +64,6 @@ class EarlierOutputs:
 
     def __del__(self) -> None:
         _free(self._earlier + self._latest)
-
-
-def _storage(tensor: Tensor) -> Any:
-    return tensor.untyped_storage()
 
 
 def _held_bytes(tracked: Iterable[_Tracked]) -> int:

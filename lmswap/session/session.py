@@ -171,7 +171,7 @@ class Session:
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, machine.now), self.note_once)
         self.planning = StepPlanning(context, self.plans, self.traces, self.streaming, self.meter, graphs=self.graphs)
         self.has_hooks, self.leaves_graphs = has_hooks, False  # whether hooks have to from its next call on
-        self._process = os.getpid()
+        self._process, self._outputs = os.getpid(), self.budget.earlier_outputs
         self._backwards = ActiveBackwards(name)
         self._repeated: tuple[CapturedGraph, int] | None = None  # what may repeat: see `_repeats`
         self._owner: weakref.finalize[..., Any] | None = None
@@ -399,7 +399,7 @@ class Session:
     def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
         self.retention.observe(in_backward=True)
-        self.budget.earlier_outputs.begin_backward()
+        self._outputs.begin_backward()
         self._backwards.end()
         return self._backwards.add(parts)
 

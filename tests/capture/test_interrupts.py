@@ -19,7 +19,7 @@ import lmswap
 from lmswap.capture.interrupts import interrupt_in, raise_interrupt
 from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.recompiles import tracing_settings
-from lmswap.session.session import Session
+from lmswap.session.step_planning import StepPlanning
 
 
 class Stop(Exception):
@@ -106,7 +106,7 @@ def train(model, seed):
     [
         (VariableBuilder, "__call__"),  # torch reads the model's code
         (torch._dynamo.utils, "run_node"),  # and runs an operator on fakes
-        (Session, "plan_single_graph"),
+        (StepPlanning, "plan_captured"),
         (OpProfiler, "_try"),
     ],
 )
