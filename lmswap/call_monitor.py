@@ -44,45 +44,47 @@ class CallMonitor:
     def _check(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Warn of the models that ``optimizer``, which just took a step, has trained by what was not managed."""
         for model, watched in list(self._watched.items()):
-            if watched.was_trained_unmanaged(optimizer, model):
+            if not watched.has_run_since_step_of(optimizer) and watched.is_trained_by(optimizer, model):
                 self.discard(model)
                 warn(watched.sentence, NotManaged)
-
-
-class _Gradient:
-    """The gradient of a parameter that an optimizer step used, and its version then."""
-
-    def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        self.parameter = weakref.ref(parameter)
-        self._gradient, self._version = weakref.ref(gradient), version_of(gradient)
-
-    def is_same_as(self, other: _Gradient) -> bool:
-        """Whether neither it was computed since the other step, nor anything added to it."""
-        return self._gradient() is other._gradient() and self._version == other._version  # == compares their values
-
-
-_AtStep = tuple[Hashable, _Gradient | None]  # what had run until a step of an optimizer, and a gradient that it used
 
 
 class _Watched:
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.num_calls = 0
         self._name, self._recorder = name, recorder
-        self._at_enable: _AtStep = self._has_run(), None
-        self._at_step: weakref.WeakKeyDictionary[torch.optim.Optimizer, _AtStep] = weakref.WeakKeyDictionary()
+        self._at_enable = self._has_run()
+        self._at_step: weakref.WeakKeyDictionary[torch.optim.Optimizer, Hashable] = weakref.WeakKeyDictionary()
+        # By the `id` of a parameter, its gradient in a step before which nothing had run, and its version.
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
-    def was_trained_unmanaged(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-        """Whether a step of ``optimizer``, just taken, used gradients of ``model`` that nothing managed computed.
+    def has_run_since_step_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a call or a backward has run since the last step of ``optimizer``; to be called once for each step.
 
-        A backward since its step before is managed, and so is a call: its backward may have run in parts. A step that
-        calls that of its base class is seen twice, with the same gradients.
+        A backward alone is enough: its forward may have run before that step.
         """
-        ran_before, gradient_before = self._at_step.get(optimizer, self._at_enable)
-        ran, gradient = self._has_run(), _gradient_of(optimizer, model, gradient_before)
-        self._at_step[optimizer] = ran, gradient
-        if ran != ran_before or gradient is None:
-            return False
-        return gradient_before is None or not gradient.is_same_as(gradient_before)
+        before, now = self._at_step.get(optimizer, self._at_enable), self._has_run()
+        self._at_step[optimizer] = now
+        if now != before:
+            self._gradients.clear()
+        return now != before
+
+    def is_trained_by(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+        """Whether ``model``, of which nothing has run since a step of ``optimizer``, has new gradients nevertheless.
+
+        A step that calls that of its base class, or runs in parts, is seen several times with the same gradients.
+        """
+        own = set(map(id, model.parameters()))
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        stepped = [p for p in given if p.grad is not None and id(p) in own]
+        if not self.num_calls:
+            return bool(stepped)
+        is_any_new = False
+        for parameter in stepped:
+            seen = weakref.ref(parameter.grad), version_of(parameter.grad)
+            before = self._gradients.setdefault(id(parameter), seen)
+            is_any_new |= before[0] is not seen[0] or before[1] != seen[1]  # == would compare the gradients
+        return is_any_new
 
     def _has_run(self) -> Hashable:
         return self.num_calls, self._recorder.num_backwards
@@ -96,16 +98,6 @@ class _Watched:
             "instead of model.forward(...), of another method or of what torch.compile has made of it, or enable the "
             "submodule that is called"
         )
-
-
-def _gradient_of(optimizer: torch.optim.Optimizer, model: nn.Module, before: _Gradient | None) -> _Gradient | None:
-    """Return one that ``optimizer`` used of ``model``: of the parameter as ``before``, if it still has any."""
-    known = before.parameter() if before is not None else None
-    if known is not None and known.grad is not None:
-        return _Gradient(known, known.grad)
-    own = set(map(id, model.parameters()))
-    given = (p for group in optimizer.param_groups for p in group["params"] if id(p) in own)
-    return next((_Gradient(p, p.grad) for p in given if p.grad is not None), None)
 
 
 CALL_MONITOR = CallMonitor()

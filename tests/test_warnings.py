@@ -247,6 +247,8 @@ def test_a_model_that_is_trained_through_its_forward_after_calls_is_warned_of_on
         optimizer.step()
         lmswap.report(model)  # which ends the step
     model.forward(batch()).square().mean().backward()
+    optimizer.step()  # as if it ran in two parts: it has new gradients only at the next time
+    model.forward(batch()).square().mean().backward()
     with pytest.warns(NotManaged, match=r"not called since the optimizer step before: .* instead of model\.forward"):
         optimizer.step()
     model.forward(batch()).square().mean().backward()
