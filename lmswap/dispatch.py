@@ -37,7 +37,7 @@ from lmswap.saved_tensors.step import HookedStep, LazyHookedStep
 from lmswap.session.diagnostics import warn
 from lmswap.session.engine_setup import WHAT_VERIFY_DOES
 from lmswap.session.hooked_calls import HookedCalls
-from lmswap.session.session import HOOKS_INSTEAD, UNPLANNED, Session
+from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import (
     describe_graph_break,
@@ -261,7 +261,7 @@ class ModelCall:
             self._inside.is_running = False
 
     def _leave_graphs(self, why: str) -> None:
-        self._session.notes.append(f"{HOOKS_INSTEAD}: {why}")
+        self._session.leave_graphs(why)
         self._end_graphs()
 
     def _end_graphs(self) -> None:

@@ -112,16 +112,15 @@ def compile_region(
     make_variant = variants_of(module, inputs if given is None else given, handler, _GraphVariant)
     shared = _shared_by_sizes(inputs, given or ())
 
-    def compile_first(graph: fx.GraphModule, phase: str) -> BoxedFunction:
+    def first_variant(graph: fx.GraphModule) -> Any:
         if not shared.isdisjoint(aot_autograd.written_inputs()):
             raise CaptureError("inputs whose sizes vary share memory, which the region writes")
-        compiled: BoxedFunction = getattr(variant(graph), phase)(graph)
-        return compiled
+        return variant(graph)
 
     compiler = aot_autograd.aot_autograd(
-        fw_compiler=lambda graph, _: compile_first(graph, "forward"),
+        fw_compiler=lambda graph, _: first_variant(graph).forward(graph),
         bw_compiler=lambda graph, _: variant(graph).backward(graph),
-        inference_compiler=lambda graph, _: compile_first(graph, "inference"),
+        inference_compiler=lambda graph, _: first_variant(graph).inference(graph),
         partition_fn=partial(_partition, handler=handler),
     )
     with no_python_kernels(), no_float_tensors(), aot_autograd.backward_without_autocast():

@@ -88,7 +88,6 @@ _log = logging.getLogger(__name__)
 
 # In records, instead of the number of a graph, for a step without a plan.
 UNPLANNED = -1
-HOOKS_INSTEAD = "path: saved-tensor hooks for the whole model instead of torch.compile"
 
 
 class Session:
@@ -249,7 +248,7 @@ class Session:
         why = "graphs of torch.compile cannot be"
         if not self.has_hooks or self.options.policy in NEEDS_GRAPHS:
             return f'{what}; {why}: use lmswap.enable(model, compiler="eager", policy="auto"), which has no graphs'
-        self._leave_graphs(f"{what}; {why}")
+        self.leave_graphs(f"{what}; {why}")
         return (
             f"{what}; {why}. Nothing is lost and no parameter has changed: zero the gradients and take the step again, "
             'from the next call on the model is served by saved-tensor hooks, which can. With compiler="eager" it is '
@@ -258,12 +257,13 @@ class Session:
 
     def reach_trace_limit(self) -> None:
         """Use hooks from the next call on, as the model was traced too often; now they serve what is untraced."""
-        self._leave_graphs(retrace_limit_reason())
+        self.leave_graphs(retrace_limit_reason())
 
-    def _leave_graphs(self, why: str) -> None:
+    def leave_graphs(self, why: str) -> None:
+        """Use hooks from the next call on, and note ``why``; no effect where they are to be used already."""
         if not self.leaves_graphs:
             self.leaves_graphs = True
-            self.note_once(f"{HOOKS_INSTEAD}: {why}")
+            self.note_once(f"path: saved-tensor hooks for the whole model instead of torch.compile: {why}")
 
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
         """Prepare to run ``graph`` forward, None if it has no plan: end the last step, if that is complete.
