@@ -76,15 +76,17 @@ class MarkedStep:
     _num_open: dict[int, int] = field(default_factory=dict)  # by graph: forwards less backwards
 
     def add(self, run: SegmentRun[int]) -> None:
-        """Add a run of a segment."""
-        self.runs.append(run)
-        self.sequence += (run.key,)
+        """Add a run of a segment: all of it, or nothing where a signal handler raises."""
         graph, phase = run.key
+        num_open = self._num_open.get(graph, 0)
+        # CPython runs handlers after calls, and below there are none.
+        self.runs += (run,)
+        self.sequence += (run.key,)
         if phase == "backward":
             self.trains = True
-            self._num_open[graph] = self._num_open.get(graph, 0) - 1
+            self._num_open[graph] = num_open - 1
         elif phase == "forward":
-            self._num_open[graph] = self._num_open.get(graph, 0) + 1
+            self._num_open[graph] = num_open + 1
 
     def needs_earlier_forward(self, graph: int) -> bool:
         """Return whether no forward of ``graph`` in it awaits its backward: another backward's forward came earlier."""

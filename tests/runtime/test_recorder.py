@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from lmswap.runtime import recorder as recorder_module
 from lmswap.runtime._C import TransferRecord
 from lmswap.runtime.recorder import _MAX_UNCLAIMED, STEPS_PER_LAP, Recorder
 from lmswap.runtime.step_record import NO_PEAKS, EndedStep, Peaks, SegmentRun, StepRecord
+from tests.capture.test_interrupts import Stop, handling, interrupt_at
 
 STREAM = lambda: 0  # noqa: E731
 STEP = EndedStep(1, ((0, "forward"), (0, "backward")), (0,), NO_PEAKS)
@@ -359,6 +361,33 @@ def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(reports_chang
         if not has_been:
             break
     assert number > 50
+
+
+def test_a_step_that_a_handler_interrupts_at_any_instruction_ends_with_what_ran():
+    for point in itertools.count(1):
+        clock = Ticks()
+        recorder = Recorder(clock, Memory(), STREAM)
+        trace, counts = interrupt_at(point)
+        with handling():
+            sys.settrace(trace)
+            try:
+                for phase in ("forward", "backward", "forward", "backward"):
+                    with recorder.segment((0, phase)):
+                        pass
+            except Stop:
+                pass
+            finally:
+                sys.settrace(None)
+        for phase in ("forward", "backward"):
+            with recorder.segment((0, phase)):
+                pass
+        recorder.end_if_complete()
+        assert all(step.sequence for step in recorder.take_ended())
+        record = recorder.last()
+        assert record.step.sequence == tuple(run.key for run in record.segments)
+        if counts[0] < point:
+            break
+    assert point > 100
 
 
 def test_buffers_unknown_to_the_plan_are_named_by_number():
