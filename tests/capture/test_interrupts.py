@@ -191,7 +191,7 @@ def interrupt_at(point):
             previous[frame] = code
             if counts[0] == point:
                 interrupted()
-        elif event == "return":
+        elif event in ("return", "exception"):  # none runs after a call that raised
             previous.pop(frame, None)
         return trace
 
