@@ -71,6 +71,14 @@ NB_MODULE(_core, module) {
         for (const auto& recompute : found.recomputes) pairs.emplace_back(recompute.op, recompute.position);
         return pairs;
       });
+  nb::class_<Prices>(module, "Prices")
+      .def(
+          "__init__",
+          [](Prices* self, std::vector<int> cuts, std::vector<double> memory, std::vector<double> out,
+             std::vector<double> in) {
+            new (self) Prices{std::move(cuts), std::move(memory), std::move(out), std::move(in)};
+          },
+          nb::kw_only(), "cuts"_a, "memory"_a, "out"_a, "into"_a);
   nb::class_<Limits>(module, "Limits")
       .def(
           "__init__",
@@ -85,11 +93,11 @@ NB_MODULE(_core, module) {
   module.def(
       "search",
       [](const Step& step, const Link& link, const Limits& limits, int max_evaluations, double target_seconds,
-         Bytes tolerated_excess_bytes, unsigned seed) {
-        return Search(step, link, limits, seed).run(max_evaluations, target_seconds, tolerated_excess_bytes);
+         Bytes tolerated_excess_bytes, const Prices& prices, unsigned seed) {
+        return Search(step, link, limits, prices, seed).run(max_evaluations, target_seconds, tolerated_excess_bytes);
       },
       nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "max_evaluations"_a,
-      "target_seconds"_a, "tolerated_excess_bytes"_a = 0, "seed"_a);
+      "target_seconds"_a, "tolerated_excess_bytes"_a = 0, "prices"_a = Prices{}, "seed"_a);
   module.def("predict", &predict, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "plan"_a);
   module.def(
       "pack",

@@ -60,7 +60,8 @@ bool Scheduler::build(const std::vector<Action>& actions, double max_recompute_s
     versions_[buffer] = {buffer, 0, -1, -1, false};
     if (step_.uses[buffer].size() == 0) continue;
     gap_[buffer] = step_.end_gap(buffer);
-    versions_[buffer].is_swapped = actions[gap_[buffer]] != Action::kKeep;
+    const Action action = actions[gap_[buffer]];
+    versions_[buffer].is_swapped = is_swap(action) || action == Action::kSwapNext;
   }
   max_runs_ = static_cast<std::size_t>(kMaxRunsPerOp) * step_.seconds.size() + 64;
   recompute_seconds_left_ = max_recompute_seconds;
@@ -72,6 +73,7 @@ bool Scheduler::build(const std::vector<Action>& actions, double max_recompute_s
     }
     schedule.segment_stop.push_back(static_cast<int>(schedule.runs.size()));
   }
+  add_end_intervals();
   sum_lifetimes();
   return true;
 }
@@ -165,12 +167,24 @@ inline void Scheduler::apply_action_after_recompute(int buffer) {
   if (action == Action::kRecomputeAgain && pin_counts_[buffer] == 0) is_resident_[buffer] = 0;
 }
 
-void Scheduler::add_end_interval(int buffer, int version) {
-  const int end = static_cast<int>(out_->runs.size()), gap = step_.end_gap(buffer);
-  const auto& last = versions_[version];
-  const bool is_swapped = is_swap((*actions_)[gap]);
-  out_->idle_intervals.push_back({buffer, version, gap, last.last_use, end, last.last_write, is_swapped});
-  if (is_swapped) out_->key = extend(out_->key, -1 - version, end);
+// Adds the intervals of persistent buffers after their last uses. What is swapped back is waited for before the last
+// run: no copy is under way at the end.
+void Scheduler::add_end_intervals() {
+  const int num_runs = static_cast<int>(out_->runs.size());
+  for (const bool are_back : {true, false}) {  // in order of `next_use`
+    for (const int buffer : persistent_) {
+      const int gap = step_.end_gap(buffer), next_use = are_back ? num_runs - 1 : num_runs;
+      const auto& last = versions_[buffer];
+      if (last.last_use < 0) continue;
+      const Action action = (*actions_)[gap];
+      const bool is_back = action == Action::kSwapBack && last.last_use + 2 < num_runs;
+      if (is_back != are_back) continue;
+      const bool ends_offloaded = is_swap(action), is_swapped = is_back || ends_offloaded;
+      out_->idle_intervals.push_back(
+          {buffer, buffer, gap, last.last_use, next_use, last.last_write, is_swapped, false, ends_offloaded});
+      if (is_swapped) out_->key = extend(out_->key, -1 - buffer, next_use);
+    }
+  }
 }
 
 void Scheduler::sum_lifetimes() {
@@ -188,10 +202,7 @@ void Scheduler::sum_lifetimes() {
     auto start = static_cast<std::size_t>(birth);
     if (version < step_.nbytes.size()) {
       if (step_.lifetime[buffer] == Lifetime::kToEnd) stop = num_runs;
-      if (step_.is_persistent(buffer)) {
-        stop = num_runs;
-        if (last_use >= 0) add_end_interval(buffer, static_cast<int>(version));
-      }
+      if (step_.is_persistent(buffer)) stop = num_runs;
       if (step_.lifetime[buffer] == Lifetime::kTangent) {
         const auto uses = step_.uses[buffer];
         start = schedule.segment_start[step_.segment_of[uses[0]]];

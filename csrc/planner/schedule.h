@@ -16,15 +16,18 @@ enum class Action : std::uint8_t {
   kSwapAgain,
   kRecompute,
   kRecomputeAgain,
-  kSwapNext,  // over the step's end only: the buffer is resident there, and swapped before its first use
+  // Over the step's end only, where the buffer is resident:
+  kSwapNext,  // it is swapped before its first use
+  kSwapBack,  // it is swapped after its last use
 };
-inline constexpr int kNumActions = 6;
+inline constexpr int kNumActions = 7, kNumAcyclicActions = 5;
 
 inline bool is_swap(Action action) { return action == Action::kSwap || action == Action::kSwapAgain; }
 inline bool is_recompute(Action action) { return action == Action::kRecompute || action == Action::kRecomputeAgain; }
 
 // Runs between two uses of a version of a buffer, in which it is not used. Of a persistent buffer also those before its
-// first use, whose `last_use` is -1, and those after its last one, whose `next_use` is the number of runs.
+// first use, whose `last_use` is -1, and those after its last one, whose `next_use` is the number of runs, or the last
+// run if it is swapped back by then.
 struct IdleInterval {
   int buffer, version;
   int gap;                 // whose action applies
@@ -32,6 +35,7 @@ struct IdleInterval {
   int last_write;          // the run that wrote it last
   bool is_swapped;
   bool starts_offloaded = false;  // it is non-resident when the step starts
+  bool ends_offloaded = false;    // and when it ends
 };
 
 struct Run {
@@ -79,7 +83,7 @@ class Scheduler {
   void use(int buffer, int at, bool is_write);
   void create(int buffer, int at);
   void apply_action_after_recompute(int buffer);
-  void add_end_interval(int buffer, int version);
+  void add_end_intervals();
   void sum_lifetimes();
 
   const Step& step_;

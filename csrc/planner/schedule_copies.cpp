@@ -186,7 +186,7 @@ void CopyScheduler::add_shared(const IdleInterval& interval, int num_runs) {
   const int earliest_in = is_own_prefetch ? schedule_->segment_start[segment_of_[interval.next_use]] : 0;
   swaps_.push_back({interval.version, interval.last_write, interval.last_use, interval.next_use, nbytes, earliest_out,
                     interval.next_use, earliest_in, true, true, is_persistent, interval.starts_offloaded,
-                    interval.next_use == num_runs});
+                    interval.ends_offloaded});
   min_bytes_[interval.last_use + 1] -= nbytes;
   min_bytes_[interval.next_use] += nbytes;
 }

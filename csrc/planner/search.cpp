@@ -16,15 +16,19 @@ constexpr Bytes kInfeasibleBytes = std::int64_t{1} << 62;
 // 0.03, all of them with 0.3; 0.05 to 0.1 are alike.
 constexpr double kInitialTemperature = 0.07;
 
+// Of the costs that are used without prices; distinguishes actions that cost the same at those of the bound.
+constexpr double kUnpricedShare = 0.05;
+
 // Copies can hide behind compute where the proven seconds are within this factor of compute's.
 constexpr double kHiddenCopies = 1.01;
 
 }  // namespace
 
-Search::Search(const Step& step, const Link& link, const Limits& limits, unsigned seed)
+Search::Search(const Step& step, const Link& link, const Limits& limits, const Prices& prices, unsigned seed)
     : step_(step),
       link_(link),
       limits_(limits),
+      prices_(prices),
       scheduler_(step),
       copy_scheduler_(step, link, limits.budget_bytes, limits.tier_bytes, limits.prefetches_ahead),
       seed_(seed),
@@ -55,10 +59,15 @@ void Search::find_gaps() {
         if (!limits_.may_swap || step_.nbytes[buffer] < limits_.min_swap_bytes) continue;
         if (uses[0] == 0 && uses[k] + 1 == step_.num_ops()) continue;
         allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwap));
-        if (uses[0] > 0 && !step_.is_fetched(buffer)) {
-          allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapNext));
+        if (step_.is_fetched(buffer)) {
+          fetched_.push_back(buffer);
+        } else {
+          if (uses[0] > 0) allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapNext));
+          const double left_seconds = op_starts_[step_.num_ops() - 1] - op_starts_[uses[k] + 1];
+          if (link_.in.seconds(step_.nbytes[buffer]) <= left_seconds) {
+            allowed_[gap] = static_cast<Mask>(allowed_[gap] | bit(Action::kSwapBack));
+          }
         }
-        if (step_.is_fetched(buffer)) fetched_.push_back(buffer);
         evictable_gaps_.push_back(gap);
         is_cyclic_ = true;
         continue;
@@ -177,7 +186,7 @@ SearchResult Search::run(int max_evaluations, double target_seconds, Bytes toler
     if (is_done()) break;
     auto limits = limits_;
     limits.budget_bytes = static_cast<Bytes>(share * static_cast<double>(limits.budget_bytes));
-    Search tighter(step_, link_, limits, seed_);
+    Search tighter(step_, link_, limits, prices_, seed_);
     tighter.max_evaluations_ = max_evaluations / 8;
     tighter.target_seconds_ = target_seconds;
     tighter.start();
@@ -223,15 +232,74 @@ void Search::improve() {
   anneal(best_, max_evaluations_ - evaluations_);
 }
 
-// How long compute waits at least for the copy in of a buffer that is swapped in a gap. Where the lanes take longer
-// than compute it waits anyway, for as many copies in other gaps.
-double Search::stall_seconds(int gap) const {
+// How long compute waits at least for the copy in of a buffer by a swap in a gap, which is not under way at the step's
+// end. Where the lanes take longer than compute it waits anyway, for as many copies in other gaps.
+double Search::stall_seconds(int gap, Action action) const {
   if (target_seconds_ > kHiddenCopies * compute_seconds_) return 0;
   const int buffer = buffer_of_[gap];
   const auto uses = step_.uses[buffer];
   const auto next = static_cast<std::size_t>(gap - step_.first_gap[buffer]) + 1;
-  const double next_start = next < uses.size() ? op_starts_[uses[next]] : compute_seconds_ + op_starts_[uses[0]];
-  return std::max(0.0, link_.in.seconds(step_.nbytes[buffer]) - (next_start - op_starts_[uses[next - 1] + 1]));
+  const double last_end = op_starts_[uses[next - 1] + 1];
+  const double idle_seconds = next < uses.size()            ? op_starts_[uses[next]] - last_end
+                              : action == Action::kSwapBack ? op_starts_[step_.num_ops() - 1] - last_end
+                                                            : op_starts_[uses[0]];
+  return std::max(0.0, link_.in.seconds(step_.nbytes[buffer]) - idle_seconds);
+}
+
+// What evicting a buffer in a gap costs more than keeping it, at the prices of the bound: copies, where they are
+// cheapest, or the recompute, less the memory at the cuts.
+double Search::priced_seconds(int gap, Action action) const {
+  const int buffer = buffer_of_[gap];
+  const auto uses = step_.uses[buffer];
+  const auto use = static_cast<std::size_t>(gap - step_.first_gap[buffer]);
+  const bool is_tail = use + 1 == uses.size();
+  if (is_tail && !step_.is_persistent(buffer)) return 0;
+  const auto& cuts = prices_.cuts;
+  const auto zone_before = [&](int op) {
+    return static_cast<int>(std::lower_bound(cuts.begin(), cuts.end(), op) - cuts.begin());
+  };
+  const auto zone_after = [&](int op) { return zone_before(op + 1); };
+  const auto held = [&](int from_zone, int to_zone) {  // at the cuts between them
+    double seconds = 0;
+    for (int cut = from_zone; cut < to_zone; ++cut) seconds += prices_.memory[cut];
+    return seconds * static_cast<double>(step_.nbytes[buffer]);
+  };
+  const int num_cuts = static_cast<int>(cuts.size()), left = zone_after(uses[use]);
+  const bool is_over_end = is_tail && is_swap(action);
+  const int begin = is_over_end || action == Action::kSwapNext ? 0 : left;
+  const int end = !is_tail ? zone_before(uses[use + 1]) : action == Action::kSwapBack ? num_cuts : zone_before(uses[0]);
+  const double saved = is_over_end ? held(left, num_cuts) : 0;
+  if (is_recompute(action)) {
+    const double price = std::max(0.0, 1 - prices_.out[end] - prices_.in[end]);
+    return price * step_.seconds[step_.producer[buffer]] - held(begin, end);
+  }
+  double copies = std::numeric_limits<double>::infinity();
+  for (int zone = begin; zone <= end; ++zone) {
+    copies = std::min(copies, prices_.in[zone] * link_.in.seconds(step_.nbytes[buffer]) - held(begin, zone));
+  }
+  if (!step_.is_persistent(buffer) || step_.last_write[buffer] >= 0) {
+    copies += prices_.out[is_over_end ? left : begin] * link_.out.seconds(step_.nbytes[buffer]);
+  }
+  return copies - saved;
+}
+
+// Swaps what costs less at the bound's prices than keeping it, by some share of its copy in.
+void Search::start_by_prices() {
+  for (const double share : {0.5, 0.1, 0.01}) {
+    auto actions = default_actions_;
+    for (const int gap : evictable_gaps_) {
+      double least = -share * link_.in.seconds(step_.nbytes[buffer_of_[gap]]);
+      for (const Action action : {Action::kSwap, Action::kSwapNext, Action::kSwapBack}) {
+        const double seconds = allows(gap, action) ? priced_seconds(gap, action) : 0;
+        if (seconds >= least) continue;
+        least = seconds;
+        actions[gap] = action;
+      }
+    }
+    if (is_done()) return;
+    const auto score = repair(actions, 0.1, false, 60);
+    starts_.push_back({actions, score});
+  }
 }
 
 // Swaps a share of the gaps over the step's end, and a share of the other gaps of buffers that every segment can use,
@@ -248,7 +316,11 @@ void Search::start_evenly() {
         int sum = kParts / 2;
         for (const int gap : gaps) {
           sum += is_over_end ? over_end : inside;
-          if (sum >= kParts && stall_seconds(gap) == 0) actions[gap] = Action::kSwap;
+          for (const Action action : {Action::kSwap, Action::kSwapBack}) {
+            if (sum < kParts || !allows(gap, action) || stall_seconds(gap, action) > 0) continue;
+            actions[gap] = action;
+            break;
+          }
           sum %= kParts;
         }
       }
@@ -262,6 +334,7 @@ void Search::start_evenly() {
 // Evicts the buffers that are cheapest to recompute, up to some share of the bytes; then the cheapest where needed.
 void Search::start() {
   evaluate(default_actions_);
+  if (is_cyclic_ && !prices_.cuts.empty()) start_by_prices();
   if (is_cyclic_) start_evenly();
   std::vector<std::pair<double, int>> costs;  // seconds a byte
   for (const int gap : evictable_gaps_) {
@@ -316,7 +389,10 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
         // Equal layers have equal prices: any of them may be the one to choose. What nothing writes is not copied out.
         if (step_.is_shared(buffer)) seconds *= 1 + std::uniform_real_distribution<double>(0, 1)(random_);
         if (step_.is_persistent(buffer) && step_.last_write[buffer] < 0) seconds /= 2;
-        if (step_.is_shared(buffer) && is_swap(action)) seconds += stall_seconds(interval.gap);
+        if (step_.is_shared(buffer) && !is_recompute(action)) seconds += stall_seconds(interval.gap, action);
+        if (is_cyclic_ && !prices_.cuts.empty()) {
+          seconds = kUnpricedShare * seconds + priced_seconds(interval.gap, action);
+        }
         options.push_back({seconds / static_cast<double>(nbytes), interval.gap, action, nbytes});
       }
     }
@@ -344,7 +420,8 @@ bool Search::evicts(const IdleInterval& interval, Action now, Action action, boo
     // What is swapped before its first use is resident after its last one.
     const bool is_after_last_use = interval.last_use >= 0;
     if (action == Action::kSwapNext) return now == Action::kKeep && !is_after_last_use;
-    return now == Action::kKeep || (now == Action::kSwapNext && is_after_last_use);
+    if (action == Action::kSwapBack) return now == Action::kKeep && is_after_last_use;
+    return now == Action::kKeep || now == (is_after_last_use ? Action::kSwapNext : Action::kSwapBack);
   }
   // A swapped buffer that is resident here was prefetched early.
   const bool is_again = action == Action::kSwapAgain || action == Action::kRecomputeAgain;
@@ -370,7 +447,7 @@ double Search::recompute_seconds(const std::vector<Action>& actions, int buffer,
 // often.
 void Search::anneal(Candidate current, int evaluations) {
   const int begin = evaluations_, stop = std::min(max_evaluations_, evaluations_ + evaluations);
-  const int num_actions = is_cyclic_ ? kNumActions : kNumActions - 1;
+  const int num_actions = is_cyclic_ ? kNumActions : kNumAcyclicActions;
   std::uniform_real_distribution<double> uniform(0, 1);
   int unchanged = 0;  // tries in a row without a change: a step may have no choices left
   while (!evictable_gaps_.empty() && evaluations_ < stop && !is_done() && unchanged < 100) {

@@ -21,6 +21,13 @@ struct Limits {
   int prefetches_ahead = 0;  // see CopyScheduler
 };
 
+// Those of a lower bound on the step's seconds, see lmswap/ir/certificate.py.
+struct Prices {
+  std::vector<int> cuts;        // ops
+  std::vector<double> memory;   // by cut: seconds a byte
+  std::vector<double> out, in;  // by zone, one more than cuts: seconds a second of the lane
+};
+
 struct Recompute {
   int op, position;
 };
@@ -38,7 +45,7 @@ struct SearchResult {
 class Search {
  public:
   // Deterministic for equal seeds.
-  Search(const Step& step, const Link& link, const Limits& limits, unsigned seed);
+  Search(const Step& step, const Link& link, const Limits& limits, const Prices& prices, unsigned seed);
 
   // Stops after `max_evaluations`, or when the step takes at most `target_seconds`, or exceeds the budget by at most
   // `tolerated_excess_bytes`: enough to refuse it.
@@ -76,8 +83,10 @@ class Search {
   Outcome schedule_copies(double max_seconds);
   SearchResult build_result();
   void start();
-  [[nodiscard]] double stall_seconds(int gap) const;
+  [[nodiscard]] double stall_seconds(int gap, Action action) const;
   void start_evenly();
+  void start_by_prices();
+  [[nodiscard]] double priced_seconds(int gap, Action action) const;
   [[nodiscard]] bool evicts(const IdleInterval& interval, Action now, Action action, bool evict_again) const;
   void improve();
   Score repair(std::vector<Action>& actions, double swap_weight, bool evict_again, int max_tries,
@@ -93,6 +102,7 @@ class Search {
   const Step& step_;
   const Link& link_;
   const Limits limits_;
+  const Prices& prices_;
   Scheduler scheduler_;
   CopyScheduler copy_scheduler_;
   Schedule schedule_;
@@ -109,7 +119,7 @@ class Search {
   Outcome last_outcome_;
   std::unordered_map<std::uint64_t, Outcome> outcomes_;  // by key of the schedule
   int evaluations_ = 0, max_evaluations_ = 0;
-  bool is_cyclic_ = false;  // gaps over the step's end can be swapped: the last action is theirs
+  bool is_cyclic_ = false;  // gaps over the step's end can be swapped
   double target_seconds_ = 0;
   Bytes tolerated_excess_bytes_ = 0;
   std::vector<double> op_starts_;     // without copies or recomputes; the last is the step's end

@@ -140,6 +140,7 @@ def make_plan(
         link_share=link_share,
         fetches_weights=fetches_weights and program.only_reads_weights,
         target_seconds=certificate.seconds * (1 + _CLOSE_ENOUGH),
+        bound=certificate,
         min_budget=(0, 0) if isfinite(certificate.seconds) else budget_lower_bound(memory, link, min_swap_bytes),
     )
     known = _POLICIES[policy].__kwdefaults__ or {}

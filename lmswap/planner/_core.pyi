@@ -71,6 +71,13 @@ class Limits:
         prefetches_ahead: int,
     ) -> None: ...
 
+class Prices:
+    """Those of a certificate, see `lmswap.ir.certificate`; a search of a cyclic step prefers what is cheap at them."""
+
+    def __init__(
+        self, *, cuts: Sequence[int], memory: Sequence[float], out: Sequence[float], into: Sequence[float]
+    ) -> None: ...
+
 def search(
     step: Step,
     link: Link,
@@ -79,6 +86,7 @@ def search(
     max_evaluations: int,
     target_seconds: float,
     tolerated_excess_bytes: int = 0,
+    prices: Prices = ...,
     seed: int,
 ) -> SearchResult:
     """Search until the step takes ``target_seconds``, or exceeds its budget by no more than the tolerated excess."""

@@ -12,6 +12,7 @@ import numpy as np
 from lmswap.analyze.liveness import Gap, segment_by_op, swappable_gaps
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.errors import PlanInfeasible
+from lmswap.ir.certificate import Certificate
 from lmswap.ir.machine import Link, Machine, Tier
 from lmswap.ir.plan import Recompute, Swap
 from lmswap.ir.program import Segment
@@ -51,6 +52,7 @@ class Problem:
     fetches_weights: bool = False  # those that move are non-resident between steps; they are only read
     prefetches_ahead: int = 0  # copies in that a search may queue behind the one that is under way
     target_seconds: float = 0.0  # plans at or below it are not improved further
+    bound: Certificate | None = None  # of any plan
     find_min_budget: bool = True  # PlanInfeasible carries the smallest budget that fits, which takes several searches
     min_budget: tuple[int, int] = (0, 0)  # proved lower bound on the budget of any plan, and the op where
     known: Known = field(default_factory=Known, repr=False, compare=False)

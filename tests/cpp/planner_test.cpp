@@ -86,7 +86,7 @@ TEST_P(AnyStep, IsNeverPlannedFasterThanExactly) {
     if (!exact) continue;
     for (const int prefetches_ahead : {0, 1, 16}) {
       const auto ahead = limits_of(random, percent, prefetches_ahead);
-      const auto found = Search(random.step, random.link, ahead, 1).run(500, 0);
+      const auto found = Search(random.step, random.link, ahead, {}, 1).run(500, 0);
       if (!found.fits) continue;
       EXPECT_TRUE(exact->fits);
       EXPECT_GE(found.seconds, exact->seconds * (1 - 1e-9));

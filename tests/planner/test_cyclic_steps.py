@@ -233,6 +233,29 @@ def test_the_linear_program_of_a_certificate_leaves_out_what_is_zero_anyway(monk
     assert programs
 
 
+def test_a_weight_of_the_first_op_returns_before_the_step_ends() -> None:
+    step = build(
+        """
+        inference
+        a 1: x WA -> p
+        b 4: p -> q
+        c 4: q -> r
+        d 4: r -> s
+        e 1: s -> y
+        """,
+        weights="WA",
+        outputs="y",
+        sizes={"WA": 4, "q": 4, "r": 4},
+    )
+    peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
+    plan = make_plan(
+        "auto", step.program, step.costs, unit_machine(), budget_bytes=peak_bytes - 1, tier="host", min_swap_bytes=1
+    )
+    (swap,) = plan.swaps
+    assert (swap.buffer, plan.predicted_seconds) == (step.id("WA"), step.costs.free_seconds)
+    assert not swap.crosses_end(len(step.program.ops))
+
+
 def test_state_that_streams_through_the_device_keeps_both_lanes_busy() -> None:
     # Six of 40 states fit. One copy in at a time would end while no copy out is left: 205 s, 1.22 times the bound.
     states = [f"S{number}" for number in range(40)]

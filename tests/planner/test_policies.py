@@ -351,8 +351,8 @@ def test_the_needed_budget_is_searched_for_only_on_request(find_min_budget, monk
         targets.append(target_seconds)
         return SimpleNamespace(fits=limits.budget_bytes >= 6, excess_bytes=1, worst_op=0)
 
-    core = SimpleNamespace(search=find, Step=SimpleNamespace, Link=SimpleNamespace, Limits=SimpleNamespace)
-    monkeypatch.setattr(search, "_core", core)
+    given = dict.fromkeys(("Step", "Link", "Limits", "Prices"), SimpleNamespace)
+    monkeypatch.setattr(search, "_core", SimpleNamespace(search=find, **given))
     with pytest.raises(PlanInfeasible) as refusal:
         search.find(problem_of(CHAIN, 3, find_min_budget=find_min_budget), policy="search")
     assert budgets == ([3, 4, 5, 6] if find_min_budget else [3])
@@ -626,7 +626,7 @@ def test_a_refusal_takes_a_short_search_and_names_a_budget_near_the_least_that_s
     monkeypatch.setattr(search, "_core", SimpleNamespace(**{**vars(_core), "search": count}))
     with pytest.raises(PlanInfeasible) as refusal:
         search.find(problem, policy="auto")
-    assert sum(num_evaluations) < search._max_evaluations(len(program.ops)) / 10
+    assert sum(num_evaluations) < search._max_evaluations(problem) / 10
     assert least[0] < refusal.value.needed_bytes <= 1.011 * least[0]
     num_evaluations.clear()
     search.find(replace(problem, budget_bytes=refusal.value.needed_bytes, target_seconds=inf), policy="auto").plan()
