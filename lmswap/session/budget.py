@@ -238,13 +238,9 @@ class BudgetTracker:
         if planned.is_unmoved or self._policy not in KEEP_WHAT_FITS:
             return planned
         updates = self._trained.updated_in_chunks
-        is_whole = updates is not None and not (streams or updates.streams_any or updates.limit_temporaries)
-        return replace(
-            planned.with_window(0 if is_whole else planned.window_bytes),
-            planned_margin_bytes=self.unmoved_margin_bytes(program),
-            update_bytes=0 if is_whole else planned.update_bytes,
-            is_unmoved=True,
-        )
+        if updates is not None and not (streams or updates.streams_any or updates.limit_temporaries):
+            planned = replace(planned.with_window(0), update_bytes=updates.whole_bytes)
+        return replace(planned, planned_margin_bytes=self.unmoved_margin_bytes(program), is_unmoved=True)
 
     def moving(self, planned: Allowance, program: Program) -> Allowance:
         """Return ``planned`` for a step of ``program`` that swaps or recomputes, the inverse of `unmoved`."""

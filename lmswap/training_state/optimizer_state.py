@@ -24,13 +24,11 @@ from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id, version_of
 from lmswap.training_state.gradients import StreamedGradients
 from lmswap.training_state.optimizer_memory import state_sizes, state_tensors
+from lmswap.training_state.optimizer_trial import temporary_values
 
 # The bytes of one chunk: at most this share of the budget, and this one of all that is copied, as an update waits for
 # the first chunk and the last; within limits, as small copies and kernels take longer.
 _SHARE_OF_BUDGET, _SHARE_OF_ALL, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 / 64, 1 / 32, 2**20, 2**28
-# Values of an update's temporaries for each one of a parameter: of all in a chunk by torch's foreach implementations,
-# of one at a time by its loops.
-_TEMPORARY_VALUES = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class ChunkedUpdates:
         self._memory, self._make_room = memory, make_room
         self._min_state_bytes = min_bytes
         self._gradients = gradients
+        self._temporary_values = temporary_values(optimizer)
         self._max_chunk_bytes = min(max(int(_SHARE_OF_BUDGET * budget_bytes), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
         self._fetched: dict[int, Fetched] = {}  # by storage, until its copy out has ended
         self._versions: dict[int, tuple[Tensor, int]] = {}  # gradients and their version counters, by storage
@@ -123,20 +122,29 @@ class ChunkedUpdates:
         return sum(state_sizes(self.optimizer).values())
 
     def window_bytes(self, *, streams: bool = False, streams_gradients: bool = False) -> int:
-        """Return what an update takes beside what is resident: 0 if that is all.
+        """Return what an update takes beside what is resident.
 
-        Of three chunks, one being copied out, one updated and one copied in, and of its temporaries.
+        Of three chunks, one being copied out, one updated and one copied in, and of its temporaries. If all is
+        resident, those of the whole on a CPU; on a GPU 0, where they are reserved before the first update.
 
         Args:
             streams: as if state streamed.
             streams_gradients: as if gradients did.
         """
+        streams_gradients |= self._gradients.are_streamed
         if not (streams or streams_gradients or self._needs_chunks()):
-            return 0
+            return self.whole_bytes
         sizes, groups = self._copied_bytes(streams_gradients=streams_gradients), self.optimizer.param_groups
         chunks = [*self._chunks([group["params"] for group in groups], sizes)]
-        temporaries = (_temporary_bytes(*each) for chunk in chunks for each in zip(groups, chunk, strict=True))
-        return _window_bytes([_sum_of(sizes, chunk) for chunk in chunks]) + max(temporaries, default=0)
+        window_bytes = _window_bytes([_sum_of(sizes, chunk) for chunk in chunks])
+        return window_bytes + max(map(self._temporary_bytes, chunks), default=0)
+
+    @property
+    def whole_bytes(self) -> int:
+        """What an update takes if all is resident, see `window_bytes`."""
+        if self._host_copies.device.type != "cpu":
+            return 0
+        return self._temporary_bytes([group["params"] for group in self.optimizer.param_groups])
 
     def stream(self, nbytes: int) -> None:
         """Make ``nbytes`` of it non-resident, that of the first parameters, and let updates stream it from now on.
@@ -286,6 +294,14 @@ class ChunkedUpdates:
         if any(chunk):
             yield chunk
 
+    def _temporary_bytes(self, chunk: Sequence[Sequence[Tensor]]) -> int:
+        """Return the bytes of temporaries of an update of ``chunk``: of foreach ones all of a group at once."""
+        at_once_bytes = 0
+        for group, parameters in zip(self.optimizer.param_groups, chunk, strict=True):
+            sizes = [parameter.nbytes for parameter in parameters]
+            at_once_bytes = max(at_once_bytes, sum(sizes) if _is_foreach(group) else max(sizes, default=0))
+        return int(self._temporary_values * at_once_bytes)
+
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[int]:
         """Start to fetch what an update of ``chunk`` reads, unless an earlier one does; return the ids of all storages.
 
@@ -385,12 +401,6 @@ def updated_parameters(optimizers: Iterable[Optimizer]) -> frozenset[int]:
     """Return the parameters that ``optimizers`` update, by `id`."""
     groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
     return frozenset(id(parameter) for group in groups for parameter in group["params"])
-
-
-def _temporary_bytes(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> int:
-    """Return the bytes of temporaries of an update of ``parameters`` with the settings of ``group``."""
-    sizes = [parameter.nbytes for parameter in parameters]
-    return _TEMPORARY_VALUES * (sum(sizes) if _is_foreach(group) else max(sizes, default=0))
 
 
 def _is_foreach(group: Mapping[str, Any]) -> bool:

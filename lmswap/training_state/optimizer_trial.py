@@ -1,8 +1,9 @@
-"""A trial of whether an optimizer's update may run on parts of its parameters, one after the other."""
+"""Trials of an optimizer on small copies: whether its update may run on parts of its parameters, and what it takes."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lmswap.torch_compat.operators import TorchDispatchMode
 from lmswap.torch_compat.optimizers import update_of
+from lmswap.torch_compat.pytree import tensors
+from lmswap.torch_compat.tensors import storage_id
 
 _MAX_PARAMETERS, _MAX_SIZE = 3, 8  # of a group's copies, and of their dimensions
 # Of the gradients of each step: what depends on all of them, as clipping by their norm does, may show at one size only.
@@ -37,13 +41,19 @@ def _whole(optimizer: Optimizer) -> None:
 
 
 def _one_by_one(optimizer: Optimizer) -> None:
+    for _ in _each_alone(optimizer):
+        _whole(optimizer)
+
+
+def _each_alone(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield each parameter of ``optimizer`` while it has no other."""
     groups = optimizer.param_groups
     given = [group["params"] for group in groups]
     for number, parameters in enumerate(given):
         for parameter in parameters:
             for other, group in enumerate(groups):
                 group["params"] = [parameter] if other == number else []
-            _whole(optimizer)
+            yield parameter
     for group, parameters in zip(groups, given, strict=True):
         group["params"] = parameters
 
@@ -74,6 +84,43 @@ def trained_copy(
     return copied
 
 
+def temporary_values(optimizer: Optimizer) -> float:
+    """Return the values of temporaries that an update of ``optimizer`` takes for each one of a parameter at most.
+
+    Tensors of less than half of its values do not count: they may be all of a small copy, and little of a large one.
+    """
+    found: list[float] = []
+
+    def update(copied: Optimizer) -> None:
+        found.clear()  # earlier ones make state
+        for parameter in _each_alone(copied):
+            with _Allocations(min_numel=max(2, parameter.numel() / 2)) as allocations:
+                _whole(copied)
+            found.append(allocations.peak_bytes / max(1, parameter.nbytes))
+
+    trained_copy(optimizer, update=update)
+    return max(found, default=0.0)
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the tensors of at least ``min_numel`` values that ops make while it is active."""
+
+    def __init__(self, min_numel: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._min_numel, self._live, self.peak_bytes = min_numel, dict[int, int](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {storage_id(each.untyped_storage()) for each in tensors([args, kwargs])}
+        made = func(*args, **(kwargs or {}))
+        for storage in (each.untyped_storage() for each in tensors(made) if each.numel() >= self._min_numel):
+            number = storage_id(storage)
+            if number not in given and number not in self._live:
+                self._live[number] = storage.nbytes()
+                weakref.finalize(storage, self._live.pop, number)
+        self.peak_bytes = max(self.peak_bytes, sum(self._live.values()))
+        return made
+
+
 def copy_with(
     optimizer: Optimizer,
     groups: Iterable[tuple[Mapping[str, Any], list[nn.Parameter]]],
@@ -93,7 +140,7 @@ def settings_on(group: Mapping[str, Any], device: torch.device | None) -> dict[s
     }
 
 
-def _small_copies(parameters: Sequence[Tensor], device: torch.device | None) -> Iterator[nn.Parameter]:
+def _small_copies(parameters: Sequence[Tensor], device: torch.device | None = None) -> Iterator[nn.Parameter]:
     for parameter in parameters[:_MAX_PARAMETERS]:
         values = torch.randn([min(size, _MAX_SIZE) for size in parameter.shape])
         yield nn.Parameter(values.to(device or parameter.device, parameter.dtype))

@@ -98,6 +98,11 @@ class Updates:
         """What an update takes of device memory now, without pages that the caller maps before it."""
         return max((each.window_bytes() for each in self.of_each), default=0)
 
+    @property
+    def whole_bytes(self) -> int:
+        """What an update takes of device memory if all is resident."""
+        return max((each.whole_bytes for each in self.of_each), default=0)
+
     def is_non_resident(self, tensor: Tensor) -> bool:
         """Whether a gradient, or a tensor of the state, is in its host copy now."""
         return has_plain_storage(tensor) and self._host_copies.find(tensor.untyped_storage()) is not None

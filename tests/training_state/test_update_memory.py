@@ -1,0 +1,86 @@
+"""An update takes the memory that is planned for it, of whatever optimizer."""
+
+import pytest
+import torch
+from torch import nn, optim
+
+import lmswap
+from tests.training import session_of
+
+WIDTH = 256  # of a layer of 256 KiB, beside which scalars are nothing
+KINDS = {
+    "adamw": optim.AdamW,
+    "adam with decay": lambda layer: optim.Adam(layer, weight_decay=0.1),
+    "adam foreach with decay": lambda layer: optim.Adam(layer, weight_decay=0.1, foreach=True),
+    "adam fused": lambda layer: optim.Adam(layer, weight_decay=0.1, fused=True),
+    "sgd": lambda layer: optim.SGD(layer, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adadelta with decay": lambda layer: optim.Adadelta(layer, weight_decay=0.1),
+    "adadelta foreach": lambda layer: optim.Adadelta(layer, weight_decay=0.1, foreach=True),
+    "rprop": optim.Rprop,
+    "rprop foreach": lambda layer: optim.Rprop(layer, foreach=True),
+    "adafactor": optim.Adafactor,
+    "muon": optim.Muon,
+}
+
+
+# The updates of others run in chunks although all is resident.
+WHOLE = {name: kind for name, kind in KINDS.items() if "foreach" not in name}
+
+
+class Layers(nn.ModuleList):
+    """A layer for each optimizer."""
+
+    def __init__(self, kinds):
+        super().__init__(nn.Linear(WIDTH, WIDTH, bias=False) for _ in kinds)
+
+    def forward(self, x):
+        return sum(layer(x).square().mean() for layer in self)
+
+
+def updates_of(model, kinds, **given):
+    """Enable ``model`` with an optimizer for each layer; return the updates of all."""
+    optimizers = [kind([*layer.parameters()]) for kind, layer in zip(kinds.values(), model, strict=True)]
+    lmswap.enable(model, "1GiB", optimizer=optimizers, min_swap_bytes=WIDTH * WIDTH * 4, **given)
+    return session_of(model).updates
+
+
+def shares_taken(model, updates, kinds):
+    """By optimizer, what an update after the first takes, in multiples of what is planned."""
+    memory, shares = session_of(model).memory, {}
+    for step in range(2):
+        model(torch.randn(4, WIDTH)).backward()
+        for name, each in zip(kinds, updates.of_each, strict=True):
+            planned_bytes = each.window_bytes()
+            memory.reset_tensor_peak()
+            before_bytes = memory.used_tensor_bytes()
+            each.optimizer.step()
+            taken_bytes = memory.peak_tensor_bytes() - before_bytes
+            if step:
+                shares[name] = taken_bytes / planned_bytes if planned_bytes else 1 + taken_bytes
+        model.zero_grad()
+    return shares
+
+
+@pytest.mark.cpu_only("its memory is counted by the byte")
+def test_an_update_of_what_streams_takes_what_is_planned():
+    model = Layers(KINDS)
+    updates = updates_of(model, KINDS, policy="swap_all", weights="swap")
+    updates.stream_state(updates.state_bytes)
+    updates.gradients.stream()
+    shares = shares_taken(model, updates, KINDS)
+    assert {name: share for name, share in shares.items() if not 0.99 < share <= 1.01} == {}
+    assert updates.update_bytes == max(each.window_bytes(streams_gradients=True) for each in updates.of_each)
+    lmswap.disable(model)
+
+
+@pytest.mark.cpu_only("on a GPU it is reserved before the first one")
+def test_an_update_of_what_is_resident_takes_what_is_planned():
+    model = Layers(WHOLE)
+    updates = updates_of(model, WHOLE)
+    shares = shares_taken(model, updates, WHOLE)
+    assert {name: share for name, share in shares.items() if not 0.99 < share <= 1.01} == {}
+    session = session_of(model)
+    program, budget = session.current_step().merged.program, session.budget
+    planned_bytes = budget.unmoved(budget.allowance(program), program).update_bytes
+    assert planned_bytes == updates.whole_bytes == 3 * WIDTH * WIDTH * 4
+    lmswap.disable(model)
