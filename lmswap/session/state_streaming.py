@@ -188,13 +188,16 @@ class StateStreaming:
         return self._by(split, program, allowance)
 
     def _splits(self) -> Iterator[_Split]:
-        """Yield splits with which more streams: gradients after all state, as they cost a backward copies, too."""
-        if not self._updates or self._updates.on_cpu or self._updates.gradients.are_streamed:
+        """Yield splits with which more streams: gradients after all state, as they cost a backward copies, too.
+
+        Where these stream already, there is more state of parameters that the optimizer was given later.
+        """
+        if not self._updates or self._updates.on_cpu:
             return
         total_bytes, streamed_bytes = self._updates.state_bytes, self._updates.streamed_bytes
         shares = (int(share * total_bytes) for share in _SHARES)
         yield from (_Split(nbytes, has_gradients=False) for nbytes in shares if nbytes > streamed_bytes)
-        if self._can_stream_gradients():
+        if not self._updates.gradients.are_streamed and self._can_stream_gradients():
             yield _Split(total_bytes, has_gradients=True)
 
     def _by(self, split: _Split, program: Program, allowance: Allowance) -> tuple[Program, Allowance]:

@@ -190,6 +190,35 @@ def test_a_step_that_was_kept_before_state_streams_streams_it():
     assert same(train(model, optimizer), train(plain, plain_optimizer))
 
 
+def test_state_of_parameters_that_are_added_later_can_stream_too():
+    """Also once gradients do, as in gradual unfreezing."""
+
+    def trained(enable):
+        model, _ = made()
+        model.layers[:6].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.layers[6:].parameters(), lr=1e-2)
+        if enable:
+            streaming(model, optimizer, weights="swap")
+            session_of(model).updates.gradients.stream()
+        seen = train(model, optimizer, 2)
+        model.layers[:6].requires_grad_(True)
+        optimizer.add_param_group({"params": [*model.layers[:6].parameters()]})
+        loss = loss_of(model, 2)
+        if enable:
+            session = session_of(model)
+            step, updates = session.current_step(), session.updates
+            assert len(non_resident(model, optimizer)) == LAYERS
+            assert session.streaming.stream_more(step.merged.program, step.costs)
+            assert updates.state_bytes >= updates.streamed_bytes > 0.75 * updates.state_bytes
+        loss.backward()
+        optimizer.step()
+        if enable:
+            assert len(non_resident(model, optimizer)) > LAYERS
+        return [*seen, loss.detach(), *all_tensors(model, optimizer)]
+
+    assert same(trained(enable=True), trained(enable=False))
+
+
 def test_state_that_the_tier_cannot_hold_is_refused_before_a_step_runs(no_garbage):
     # On a GPU an update of all parameters at once, which the budget does not need, takes 16 MiB of temporaries.
     budget_bytes = too_small(by_mib=36)
