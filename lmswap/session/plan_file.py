@@ -33,13 +33,13 @@ _LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
 class PinnedPlans:
     """The steps of a model, and the plan of each; of its options those that plans depend on, `pinned_options`.
 
-    Beside all of its steps ``streamed_bytes`` of optimizer state stream, and, if ``streams_gradients``, gradients.
+    Beside all of its steps the state of ``num_streamed`` parameters streams, and, if ``streams_gradients``, gradients.
     """
 
     model: str
     options: Options
     steps: tuple[tuple[Program, CachedPlan], ...]
-    streamed_bytes: int = 0
+    num_streamed: int = 0
     streams_gradients: bool = False
 
     def to_json(self) -> str:
@@ -53,7 +53,7 @@ class PinnedPlans:
             for program, planned in self.steps
         ]
         options = {name: asdict(self.options)[name] for name in _PINNED}
-        streams = {"state_bytes": self.streamed_bytes, "gradients": self.streams_gradients}
+        streams = {"state_of": self.num_streamed, "gradients": self.streams_gradients}
         data = {"schema": SCHEMA, "model": self.model, "options": options, "streams": streams, "steps": steps}
         return _lines(data) + "\n"
 
@@ -75,7 +75,7 @@ class PinnedPlans:
                 str(data["model"]),
                 options,
                 steps,
-                streamed_bytes=int(streams.get("state_bytes", 0)),  # files of earlier versions do not say it
+                num_streamed=int(streams.get("state_of", 0)),  # files of earlier versions do not say it
                 streams_gradients=bool(streams.get("gradients", False)),
             )
         except PlanMismatch:

@@ -423,8 +423,8 @@ class Session:
         """Return the plans that all planned steps follow now, for a file."""
         weights = "swap" if self.weights.is_managed else self.options.weights
         options = pinned_options(replace(self.options, budget_bytes=self.budget.nbytes, weights=weights))
-        streamed_bytes, streams_gradients = self.updates.streamed_bytes, self.updates.gradients.are_streamed
-        return PinnedPlans(self.name, options, self.plans.active(), streamed_bytes, streams_gradients)
+        num_streamed, streams_gradients = len(self.updates.streamed), self.updates.gradients.are_streamed
+        return PinnedPlans(self.name, options, self.plans.active(), num_streamed, streams_gradients)
 
     def warn_budget_exceeded(self) -> None:
         """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""
@@ -586,7 +586,7 @@ class Session:
             updates.keep_state_on_cpu(machine.now.tier(self.options.tier).held_bytes)
         elif updates and pinned is not None:
             undoing.callback(updates.restore)
-            updates.stream_state(pinned.streamed_bytes)
+            updates.stream_state_of(pinned.num_streamed)
             if pinned.streams_gradients and not self.options.verify and not is_distributed():
                 gradients.stream()
             self.memory.trim()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -152,11 +152,16 @@ class ChunkedUpdates:
         Raises:
             TierError: the tier has no room.
         """
-        for parameter, size in state_sizes(self.optimizer).items():
+        count = 0
+        for size in state_sizes(self.optimizer).values():
             if nbytes <= 0:
                 break
-            self._streamed.add(parameter)
-            nbytes -= size
+            count, nbytes = count + 1, nbytes - size
+        self.stream_first(count)
+
+    def stream_first(self, count: int) -> None:
+        """Make the state of the first ``count`` parameters non-resident, see `stream`."""
+        self._streamed.update(map(id, islice(self._parameters(), count)))
         self._move_out(self._parameters())
 
     def fetch_parameters(self) -> None:

@@ -122,6 +122,12 @@ class Updates:
             each.stream(min(nbytes, each.state_bytes))
             nbytes -= min(nbytes, each.state_bytes)
 
+    def stream_state_of(self, count: int) -> None:
+        """Let the state of the first ``count`` parameters stream from now on, see `stream_state`."""
+        for each in self.of_each:
+            each.stream_first(count)
+            count -= len(each.streamed)
+
     def keep_state_on_cpu(self, held_bytes: int) -> None:
         """Make all state non-resident, as updates run on the CPU, in a tier of ``held_bytes``.
 

@@ -288,7 +288,7 @@ def test_plans_of_steps_whose_state_streams_are_cached_and_saved(streams_gradien
 
 @pytest.mark.parametrize("streams_gradients", [False, True])
 def test_a_saved_plan_is_followed_with_the_state_that_streamed(streams_gradients, tmp_path):
-    expected = train(*made())
+    expected, streamed = train(*made()), []
     for given in ({"budget": "1GiB", "weights": "keep", "min_swap_bytes": 1024}, {"plan": tmp_path / "plan.json"}):
         torch.compiler.reset()
         model, optimizer = made()
@@ -299,12 +299,13 @@ def test_a_saved_plan_is_followed_with_the_state_that_streamed(streams_gradients
             if streams_gradients:
                 session.updates.gradients.stream()
         assert same(train(model, optimizer), expected)
-        assert 0.5 <= session.updates.streamed_bytes / session.updates.state_bytes < 0.8
+        streamed.append(session.updates.streamed_bytes / session.updates.state_bytes)
         assert session.updates.gradients.are_streamed is streams_gradients
         lmswap.save_plan(model, tmp_path / "plan.json")
         origin = lmswap.report(model).plan_origin
         lmswap.disable(model)
     assert "plan.json" in origin
+    assert 0.5 <= streamed[0] == streamed[1] < 0.8
 
 
 def test_steps_of_other_sizes_leave_room_for_the_update_too():
