@@ -82,6 +82,7 @@ class ModelCall:
                 session,
                 takes_floats=session.runs_uncaptured,
                 at_limit=session.reach_trace_limit,
+                before_trace=session.make_room_to_trace,
                 sizes_may_vary=lambda: (
                     session.may_share_plans and self._recompiles.sizes_may_vary(self._inside.shapes())
                 ),

@@ -143,7 +143,11 @@ def _last_recompile_reason() -> str:
 
 @contextmanager
 def _tracing(
-    is_compiling_calls: list[str], *, takes_floats: bool, sizes_may_vary: Callable[[], bool]
+    is_compiling_calls: list[str],
+    before_trace: Callable[[], None],
+    *,
+    takes_floats: bool,
+    sizes_may_vary: Callable[[], bool],
 ) -> Iterator[None]:
     """Return the context of a trace.
 
@@ -151,6 +155,7 @@ def _tracing(
 
     Args:
         is_compiling_calls: see `detect_is_compiling_calls`.
+        before_trace: called first.
         takes_floats: the graphs' ops can take numbers that are inputs.
         sizes_may_vary: see `tracing_settings`.
     """
@@ -164,6 +169,7 @@ def _tracing(
         detect_is_compiling_calls(is_compiling_calls),
         without_failure_logs(),
     ):
+        before_trace()
         yield
 
 
@@ -177,6 +183,7 @@ class CompiledCall:
         *,
         takes_floats: bool,
         at_limit: Callable[[], None],
+        before_trace: Callable[[], None] = lambda: None,
         sizes_may_vary: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to trace ``model``.
@@ -186,6 +193,7 @@ class CompiledCall:
             backend: compiles its graphs.
             takes_floats: the graphs' ops can take numbers that are inputs; Inductor's kernels cannot.
             at_limit: called where code would be traced more than `MAX_GRAPHS` times; it runs without a trace.
+            before_trace: called before torch traces code.
             sizes_may_vary: see `tracing_settings`.
         """
         call = eager_call(model)
@@ -195,7 +203,7 @@ class CompiledCall:
         self._backend, self._at_limit, self._num_made = backend, at_limit, 0
         self.is_compiling_calls: list[str] = []  # lines of user code that make them
         self._tracing = partial(
-            _tracing, self.is_compiling_calls, takes_floats=takes_floats, sizes_may_vary=sizes_may_vary
+            _tracing, self.is_compiling_calls, before_trace, takes_floats=takes_floats, sizes_may_vary=sizes_may_vary
         )
         self._make()
 

@@ -146,8 +146,6 @@ class CapturedGraph:
             inputs: its inputs, which may be fake.
             given: the real tensors among them.
         """
-        self.session.engine.release_cached()  # for its ops, which run on trial
-        self.session.memory.decommit(self.session.memory.reusable_bytes())  # for the trace
         if self.session.options.compiler == "fx" and has_flex_attention(module):
             self.session.note_on_graphs(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)

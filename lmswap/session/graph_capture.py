@@ -69,6 +69,7 @@ def _capture(  # noqa: PLR0917 - as `Capture`
     """Compile one graph, see `Capture`; ``entry``: None if it is one of Dynamo's."""
     session = reference()
     assert session is not None
+    session.make_room_to_trace()
     session.traces.begin()
     graph = CapturedGraph(session, len(session.graphs), module, symbolic)
     if entry is not None:
@@ -119,6 +120,7 @@ def _capture_for_sizes(graph: CapturedGraph, sizes: Sizes, entry: Eviction) -> C
 
 def _plan_for(graph: CapturedGraph, planned: Sizes, sizes: Sizes, entry: Eviction) -> Captured:
     session = graph.session
+    session.make_room_to_trace()
     session.traces.begin()
     other = graph.for_sizes(planned, len(session.graphs), entry)
     session.graphs.append(other)

@@ -223,6 +223,11 @@ class Session:
         """Note that graphs are captured, timed or planned in the current step."""
         self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
 
+    def make_room_to_trace(self) -> None:
+        """Give back what steps left for reuse, before a trace, or a plan for other sizes, takes memory beside it."""
+        self.engine.release_cached()
+        self.memory.decommit(self.memory.reusable_bytes())
+
     def release_graphs(self) -> None:
         """Free arena and traces: a model that hooks serve runs its own code, which allocates elsewhere.
 

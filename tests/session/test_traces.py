@@ -68,19 +68,26 @@ def test_what_a_trace_leaves_is_collected_once(monkeypatch):
 
 
 @pytest.mark.cpu_only("on a GPU a trace takes none of the memory that a budget counts")
-def test_what_steps_leave_for_reuse_is_released_before_a_trace(monkeypatch):
-    model, batch = lmswap.enable(nn.Sequential(nn.Linear(64, 512), nn.Tanh()), "2GiB"), torch.randn(2**14, 64)
-    compiler, found = compiled_graph._region_compiler, []
-    model(batch).sum().backward()
-    assert _C.heap_reusable_bytes() > 2**24
+def test_what_steps_leave_for_reuse_is_released_before_torch_traces_or_other_sizes_are_planned(monkeypatch):
+    torch.compiler.reset()
+    layers = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Tanh())
+    model = lmswap.enable(layers, "2GiB", policy="swap_all", min_swap_bytes=1)
+    capture_again, found = CapturedGraph.capture_again, []
 
-    def note(name):
+    def note(graph):
         found.append(_C.heap_reusable_bytes())
-        return compiler(name)
+        capture_again(graph)
 
-    monkeypatch.setattr(compiled_graph, "_region_compiler", note)
-    model(batch[:64]).sum().backward()
-    assert found[0] < 2**22  # but for parts of huge pages
+    monkeypatch.setattr(CapturedGraph, "capture_again", note)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            torch._dynamo.callback_handler, "start_callbacks", [lambda _: found.append(_C.heap_reusable_bytes())]
+        )
+        for length in (2**13, 2**12, 2**11, 2**14):
+            model(torch.randn(length, 64)).sum().backward()
+            assert _C.heap_reusable_bytes() > 2**22
+    assert len(found) == 4  # three traces, and a plan
+    assert max(found) < 2**22  # but for parts of huge pages
     lmswap.disable(model)
 
 
