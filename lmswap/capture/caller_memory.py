@@ -48,44 +48,64 @@ class _Measured(NamedTuple):
         return -(-self.nbytes * tangent_bytes // self.tangent_bytes) if self.tangent_bytes else self.nbytes
 
 
+class _UnderWay(NamedTuple):
+    graph: int  # whose forward ran last
+    held_bytes: int  # when it had run
+    program: Callable[[], Program]  # returns its graph's for the sizes of the run
+
+
 class LossMeter:
-    """Measures, once per graph, from the end of its first forward to the start of the next segment."""
+    """Measures from the end of a graph's forward to the start of the next segment: of its first, and where watched."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._last_forward: int | None = None  # the graph whose forward ran last
-        self._held_bytes = self._tangent_bytes = 0
-        self._measured: dict[int, _Measured] = {}  # by graph
+        self._under_way: _UnderWay | None = None
+        self._measured: dict[int, _Measured] = {}  # by graph: the most so far
+        self._watched: set[int] = set()  # graphs whose losses are measured in each step
+        self._grown: set[int] = set()  # graphs of which that is new
         self._alike: dict[int, int] = {}  # by graph: another one of the same trace
 
     def before_segment(self, graph: int, phase: str) -> None:
         """Note that a segment is about to run; a second forward of the same graph shows that there was no loss."""
-        if self._last_forward is not None and (phase == "backward" or graph != self._last_forward):
-            nbytes = max(0, self._memory.peak_tensor_bytes() - self._held_bytes)
-            self._measured[self._last_forward] = _Measured(nbytes, self._tangent_bytes)
-        self._last_forward = None
+        ran, self._under_way = self._under_way, None
+        if ran is None or (phase != "backward" and graph == ran.graph):
+            return
+        nbytes, known = max(0, self._memory.peak_tensor_bytes() - ran.held_bytes), self._measured.get(ran.graph)
+        if known is None or nbytes > known.nbytes:
+            program = ran.program()
+            of_losses = sum(tangent_bytes(program, op) for op in program.ops if op.target == LOSS)
+            self._measured[ran.graph] = _Measured(nbytes, of_losses)
+            self._grown.add(ran.graph)
 
     def after_segment(self, graph: int, phase: str, of_run: Callable[[], Program]) -> None:
         """Note that the segment has run; ``of_run`` returns its graph's program for the sizes of the run."""
-        if phase == "forward" and graph not in self._measured:
-            self._last_forward, self._held_bytes = graph, self._memory.used_tensor_bytes()
-            program = of_run()
-            self._tangent_bytes = sum(tangent_bytes(program, op) for op in program.ops if op.target == LOSS)
+        if phase == "forward" and (graph not in self._measured or graph in self._watched):
+            self._under_way = _UnderWay(graph, self._memory.used_tensor_bytes(), of_run)
             self._memory.reset_tensor_peak()
+
+    def watch(self, graphs: Sequence[int]) -> None:
+        """Measure the losses of ``graphs`` in each step from now on: a caller may come to make more."""
+        self._watched.update(graphs)
+
+    def have_grown(self, graphs: Sequence[int]) -> bool:
+        """Whether more was measured of ``graphs`` than `with_measured` knew when it was called for them last."""
+        return not self._grown.isdisjoint(graphs)
 
     def expect_as(self, graph: int, other: int) -> None:
         """Expect the loss of ``graph``, until it is measured, to be that of ``other``, the same one for other sizes."""
         self._alike[graph] = other
 
     def forget(self, graph: int) -> None:
-        """Forget the expectation for ``graph``: another one may get its number."""
+        """Forget ``graph``: another one may get its number."""
         self._alike.pop(graph, None)
+        self._watched.discard(graph)
 
     def _known(self, graph: int) -> _Measured | None:
         return self._measured.get(graph) or self._measured.get(self._alike.get(graph, graph))
 
     def with_measured(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         """Return ``costs`` of a step of ``graphs`` with the measured bytes of its losses, where there are any."""
+        self._grown.difference_update(graphs)
         known = ((op, self._known(graph)) for graph, op in _loss_ops(program, graphs))
         return costs.with_scratch(
             {op.index: loss.bytes_for(tangent_bytes(program, op)) for op, loss in known if loss is not None}

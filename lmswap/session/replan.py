@@ -148,6 +148,7 @@ class Replanner:
             and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= step.slack_bytes
             and self._budget.earlier_output_bytes <= step.allowance.earlier_output_bytes + step.slack_bytes
             and not self._is_to_accumulate(step)
+            and not self._planner.losses.have_grown(step.graphs)
         )
 
     def repeat_limits(self, ended: EndedStep) -> RepeatLimits | None:
@@ -199,7 +200,11 @@ class Replanner:
         if self._options.tier == compression_ratio.TIER:
             taken_bytes = self._engine.native.tier_stats(self._options.tier).resident_bytes
             seen = replace(seen, compressed_bytes=taken_bytes)
-        if is_first:
+        losses, is_short = self._planner.losses, peak_bytes > step.allowance.budget_bytes - step.slack_bytes
+        # Elsewhere it would reset torch's own peaks.
+        if arena is None and (step.moves or is_short) and self._memory.reports_changes():
+            losses.watch(step.graphs)
+        if is_first or (arena is None and losses.have_grown(step.graphs)):
             costs = self._planner.with_losses(step.costs, program, step.graphs)
             if costs != step.costs:
                 seen = replace(seen, costs=costs, loss_bytes=loss_bytes(costs, program))
@@ -327,6 +332,8 @@ class Replanner:
         request = self._planner.request(program, step.costs, step.machine, step.allowance)
         request = merged(step, found, request, is_priced=is_priced)
         outgrown_bytes = step.history.outgrown_bytes + sum(trigger.nbytes for trigger in growth)
+        if step.history.num_runs > 1 and any(isinstance(trigger, LossExcess) for trigger in found):
+            outgrown_bytes += step.plan.predicted_peak_bytes - step.plan.budget_bytes
         step = replace(step, history=replace(step.history, outgrown_bytes=outgrown_bytes))
         if growth:
             self._memory.trim()  # of the plan that takes too much

@@ -124,7 +124,7 @@ def merged(step: PlannedStep, found: Sequence[Trigger], request: PlanRequest, *,
     From the second growth on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
     ``is_priced``: the step's plan is priced by the costs and machine of the step.
     """
-    grows = any(isinstance(trigger, (HeldGrowth, InUseGrowth)) for trigger in found)
+    grows = any(isinstance(trigger, (HeldGrowth, InUseGrowth, LossExcess)) for trigger in found)
     return replace(
         request,
         ahead_bytes=2 * step.history.outgrown_bytes if grows else 0,
@@ -181,8 +181,10 @@ def _of_memory(before: PlannedStep, step: PlannedStep, seen: StepObservation) ->
         yield InUseGrowth(grown_bytes)
     if seen.has_misplaced:
         yield MisplacedTensor()
-    if seen.costs is not None and step.plan.predicted_peak_bytes > step.plan.budget_bytes and not step.is_overdrawn:
-        yield LossExcess(seen.loss_bytes)
+    if seen.costs is not None and not step.is_overdrawn:
+        is_first = before.history.num_runs == 0  # later it may be another one each time: the margin absorbs that
+        if step.plan.predicted_peak_bytes > step.plan.budget_bytes + (0 if is_first else step.slack_bytes):
+            yield LossExcess(seen.loss_bytes)
 
 
 def _excess_of_tier(step: PlannedStep, seen: StepObservation) -> CompressedExcess | None:

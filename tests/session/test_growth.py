@@ -154,3 +154,30 @@ def test_what_larger_steps_leave_for_reuse_is_released_where_it_exceeds_the_budg
             retained.other_bytes += budget + 2 * MIB - session_of(model).memory.used_bytes()
     assert over == [number == 16 for number in range(18)]
     lmswap.disable(model)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of the step that shows it
+def test_a_loss_that_takes_more_from_some_step_on_is_planned_for_from_the_next_one(unplanned):
+    budget, peaks, found = tight_budget(unplanned[1], 0.95), [], []
+    for budgeted in (None, budget):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = CASE.make()
+        if budgeted:
+            lmswap.enable(model, budgeted, min_swap_bytes=4096)
+        bits = []
+        for number in range(1, 10):
+            model.zero_grad()
+            out = model(CASE.batch())
+            others = range(2, 4 if number >= 6 else 2)
+            loss = CASE.loss(out) + sum((factor * out).square().mean() for factor in others)
+            loss.backward()
+            bits += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+            peaks += [lmswap.report(model).measured_peak_bytes] if budgeted else []
+        found.append(bits)
+        if budgeted:
+            notes = lmswap.report(model).plan_notes
+        lmswap.disable(model)
+    assert same_bits(*found)
+    assert [number for number, peak in enumerate(peaks, 1) if peak > budget] == [6]
+    assert notes[-1].startswith("replanned after step 6")
