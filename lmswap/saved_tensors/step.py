@@ -36,10 +36,17 @@ class StepKind(NamedTuple):
     trains: bool  # the model's mode
     is_autocast: bool
 
-    @property
-    def num_values(self) -> int:
-        """The number of values in its inputs."""
-        return sum(shape.numel() for shape, *_ in self.inputs)
+    def growth_from(self, known: StepKind) -> float:
+        """Return how many times as many values as in ``known`` the input has that has grown most; at least 1.
+
+        Few values may decide on most of the memory, as the edges of a graph do.
+        """
+        return max([1.0, *(own / max(1, its) for own, its in self.paired_values(known))])
+
+    def paired_values(self, known: StepKind) -> Sequence[tuple[int, int]]:
+        """Return the number of values in each input, here and in ``known``; in all, if they have not as many inputs."""
+        own, its = ([shape.numel() for shape, *_ in each.inputs] for each in (self, known))
+        return list(zip(own, its, strict=True)) if len(own) == len(its) else [(sum(own), sum(its))]
 
 
 class HookContext(Protocol):

@@ -48,7 +48,7 @@ class HookedCalls:
         self._ahead = ReadAhead(session.engine.host_copies, session.engine.streams)
         self._saving: list[weakref.ref[HookedStep]] = []  # whose backward may still need them
         self._backward: tuple[SegmentKey, int, HookedStep] | None = None  # the recorder's segment under way
-        self._sequences: dict[SavedSequence, int] = {}  # with how many values its inputs had
+        self._sequences: dict[SavedSequence, StepKind | None] = {}  # with the kind of step that was planned
         self._last_of_kind: dict[StepKind | None, SavedSequence] = {}
         self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
@@ -138,7 +138,8 @@ class HookedCalls:
         """
         if kind is None or self._session.options.policy == "swap_all":
             return 0
-        growths = {each: max(1.0, kind.num_values / max(1, known)) ** 2 for each, known in self._sequences.items()}
+        planned = self._sequences.items()
+        growths = {each: kind.growth_from(known) ** 2 for each, known in planned if known is not None}
         least = min(growths.values(), default=1.0)
         nearest = (each for each, growth in growths.items() if growth == least)
         return min((each.spare_bytes(least, self._in_use_bytes) for each in nearest), default=0)
@@ -219,15 +220,17 @@ class HookedCalls:
             except LmswapError as error:
                 self._refused[step.kind] = error
                 return
-            self._sequences[sequence] = step.kind.num_values if step.kind is not None else 0
+            self._sequences[sequence] = step.kind
             self._note_planned(sequence)
         if sequence is not None:
             self._last_of_kind[step.kind] = sequence
 
     def _is_larger(self, kind: StepKind | None) -> bool:
         """Whether steps of ``kind`` take more than the planned ones, whose plans say too little of them."""
-        known = max(self._sequences.values(), default=0)
-        return kind is not None and bucket_edge(kind.num_values) > bucket_edge(known)
+        known = (each for each in self._sequences.values() if each is not None)
+        return kind is not None and all(
+            any(bucket_edge(own) > bucket_edge(its) for own, its in kind.paired_values(each)) for each in known
+        )
 
     def _recurs(self, order: int) -> bool:
         """Whether a step of this order ran before without a plan; the very first is expected to recur."""
