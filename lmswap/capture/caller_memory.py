@@ -62,34 +62,37 @@ class LossMeter:
         self._under_way: _UnderWay | None = None
         self._measured: dict[int, _Measured] = {}  # by graph: the most so far
         self._watched: set[int] = set()  # graphs whose losses are measured in each step
-        self._grown: set[int] = set()  # graphs of which that is new
+        self._settled: set[int] = set()  # measured, and not watched
+        self.grown: set[int] = set()  # graphs of which more was measured than `with_measured` last knew
         self._alike: dict[int, int] = {}  # by graph: another one of the same trace
 
     def before_segment(self, graph: int, phase: str) -> None:
         """Note that a segment is about to run; a second forward of the same graph shows that there was no loss."""
-        ran, self._under_way = self._under_way, None
-        if ran is None or (phase != "backward" and graph == ran.graph):
+        ran = self._under_way
+        if ran is None:
+            return
+        self._under_way = None
+        if phase != "backward" and graph == ran.graph:
             return
         nbytes, known = max(0, self._memory.peak_tensor_bytes() - ran.held_bytes), self._measured.get(ran.graph)
         if known is None or nbytes > known.nbytes:
             program = ran.program()
             of_losses = sum(tangent_bytes(program, op) for op in program.ops if op.target == LOSS)
             self._measured[ran.graph] = _Measured(nbytes, of_losses)
-            self._grown.add(ran.graph)
+            self.grown.add(ran.graph)
+        if ran.graph not in self._watched:
+            self._settled.add(ran.graph)
 
     def after_segment(self, graph: int, phase: str, of_run: Callable[[], Program]) -> None:
         """Note that the segment has run; ``of_run`` returns its graph's program for the sizes of the run."""
-        if phase == "forward" and (graph not in self._measured or graph in self._watched):
+        if phase == "forward" and graph not in self._settled:
             self._under_way = _UnderWay(graph, self._memory.used_tensor_bytes(), of_run)
             self._memory.reset_tensor_peak()
 
     def watch(self, graphs: Sequence[int]) -> None:
         """Measure the losses of ``graphs`` in each step from now on: a caller may come to make more."""
         self._watched.update(graphs)
-
-    def have_grown(self, graphs: Sequence[int]) -> bool:
-        """Whether more was measured of ``graphs`` than `with_measured` knew when it was called for them last."""
-        return not self._grown.isdisjoint(graphs)
+        self._settled.difference_update(graphs)
 
     def expect_as(self, graph: int, other: int) -> None:
         """Expect the loss of ``graph``, until it is measured, to be that of ``other``, the same one for other sizes."""
@@ -105,7 +108,7 @@ class LossMeter:
 
     def with_measured(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         """Return ``costs`` of a step of ``graphs`` with the measured bytes of its losses, where there are any."""
-        self._grown.difference_update(graphs)
+        self.grown.difference_update(graphs)
         known = ((op, self._known(graph)) for graph, op in _loss_ops(program, graphs))
         return costs.with_scratch(
             {op.index: loss.bytes_for(tangent_bytes(program, op)) for op, loss in known if loss is not None}

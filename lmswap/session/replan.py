@@ -148,7 +148,7 @@ class Replanner:
             and excess_held_bytes(step, self._held_bytes(step, adds_up=step.adds_up)) <= step.slack_bytes
             and self._budget.earlier_output_bytes <= step.allowance.earlier_output_bytes + step.slack_bytes
             and not self._is_to_accumulate(step)
-            and not self._planner.losses.have_grown(step.graphs)
+            and not self._planner.losses.grown
         )
 
     def repeat_limits(self, ended: EndedStep) -> RepeatLimits | None:
@@ -204,7 +204,7 @@ class Replanner:
         # Elsewhere it would reset torch's own peaks.
         if arena is None and (step.moves or is_short) and self._memory.reports_changes():
             losses.watch(step.graphs)
-        if is_first or (arena is None and losses.have_grown(step.graphs)):
+        if is_first or (arena is None and not losses.grown.isdisjoint(step.graphs)):
             costs = self._planner.with_losses(step.costs, program, step.graphs)
             if costs != step.costs:
                 seen = replace(seen, costs=costs, loss_bytes=loss_bytes(costs, program))
