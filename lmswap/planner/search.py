@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from math import inf
+from threading import Lock
 
 from lmswap.errors import PlanInfeasible
+from lmswap.hardware.host_memory import release_thread_memory
 from lmswap.ir.certificate import Certificate
 from lmswap.ir.machine import Host, Rate
 from lmswap.ir.plan import Plan, Recompute, Swap
@@ -38,6 +40,8 @@ _SMALL = 1e-4
 
 # Of 300 random training steps of 8 ops half need less than 30 states, and 5 more than these, which take some 0.2 s.
 _MAX_EXACT_STATES = 50_000
+# They take 50 MiB, which the C library would keep: one search at a time, whose memory, if it is much, is given back.
+_ONE_SEARCHES, _FEW_STATES = Lock(), 1_000
 
 # A search ends in one of several local optima, of memory too: on the U-Net at 96³ the least budgets of two seeds are
 # 10 % apart.
@@ -164,7 +168,10 @@ def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_re
         return None
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
     step, link = _step_of(problem, frozenset()), _make_link(problem, 1.0)
-    found = _core.find_exactly(step, link, limits, max_states=_MAX_EXACT_STATES)
+    with _ONE_SEARCHES:
+        found = _core.find_exactly(step, link, limits, max_states=_MAX_EXACT_STATES)
+        if found is None or found.evaluations > _FEW_STATES:
+            release_thread_memory()
     if not found or not found.fits:
         return None
     return replace(Found(problem, policy, found).plan(), is_optimal=may_swap and may_recompute)
