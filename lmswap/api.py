@@ -277,6 +277,8 @@ def report(model: nn.Module) -> Report:
 def least_budget(model: nn.Module) -> int:
     """Find the least budget that the last step of ``model`` can be planned in; takes about a second.
 
+    Where the last call was refused with PlanInfeasible, that is the budget which the refusal names.
+
     One call of the model is enough, without a backward, if it was enabled with a budget beyond its needs ("auto", say).
     What a process holds differs by some MiB from start to start. A slightly smaller budget may suffice, too.
 
@@ -290,7 +292,10 @@ def least_budget(model: nn.Module) -> int:
         OptionError: the model is not enabled, or nothing is planned yet.
         TierError: the tier has no room for what would have to be swapped.
     """
-    return _session(model).streaming.least_budget(_planned(model))
+    session = _session(model)
+    if (refusal := session.planning.refusal) is not None:
+        return refusal.needed_bytes
+    return session.streaming.least_budget(_planned(model))
 
 
 def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:

@@ -15,6 +15,7 @@ from lmswap.hardware import memory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.options import Options
 from tests.models import Broken
+from tests.training import session_of
 
 GIB = 2**30
 
@@ -186,6 +187,30 @@ def test_least_budget_returns_a_sufficient_budget(policy):
     assert report.measured_peak_bytes <= min(report.budget_bytes, 0.8 * plain.measured_peak_bytes)
     with pytest.raises(PlanInfeasible):
         train(deep, images, least_bytes - 2**25)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the step that hooks record
+@pytest.mark.parametrize("compiler", ["fx", "eager"])
+def test_least_budget_of_a_refused_step_is_what_the_refusal_names(compiler):
+    torch.compiler.reset()
+    model = lmswap.enable(deep(), budget="1MiB", compiler=compiler)
+    with pytest.raises(PlanInfeasible) as refused:
+        for _ in range(2):
+            model(images()).square().mean().backward()
+    assert lmswap.least_budget(model) == refused.value.needed_bytes
+    lmswap.disable(model)
+
+
+def test_least_budget_is_that_of_the_step_that_ran_after_a_refused_one():
+    torch.compiler.reset()
+    model = lmswap.enable(deep(), budget="1GiB")
+    model(images()).square().mean().backward()
+    least_bytes = lmswap.least_budget(model)
+    session_of(model).planning.refusal = PlanInfeasible(budget_bytes=1, needed_bytes=2**40, where="")
+    assert lmswap.least_budget(model) == 2**40
+    model(images()).square().mean().backward()
+    assert lmswap.least_budget(model) < 2 * least_bytes
+    lmswap.disable(model)
 
 
 def test_least_budget_needs_a_planned_step():

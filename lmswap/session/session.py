@@ -290,6 +290,7 @@ class Session:
 
     def _begin_step(self, graph: CapturedGraph | SavedSequence | None) -> None:
         """Measure what is held between two steps, observe the last one, and replan the one that ``graph`` begins."""
+        self.planning.refusal = None
         self.recorder.expect_others()
         self.retention.observe()
         self.traces.look()

@@ -42,6 +42,7 @@ class StepPlanning:
         """``graphs`` are the model's, ``profiler`` times their ops."""
         self._context, self._plans, self._traces = context, plans, traces
         self._streaming, self._profiler, self._graphs = streaming, profiler, graphs
+        self.refusal: PlanInfeasible | None = None  # of a step that has not run since
 
     def plan_captured(self, graph: CapturedGraph, lowered: Lowered) -> None:
         """Plan a graph that was just captured, by itself, with the memory that is free now.
@@ -110,7 +111,9 @@ class StepPlanning:
                 if not self._traces.evict_half():
                     is_split = self._streaming.stream_more(merged.program, costs)
                     if not is_split:
-                        raise self._streaming.refusal_if_streamed(refusal, merged.program, costs) from None
+                        refusal = self._streaming.refusal_if_streamed(refusal, merged.program, costs)
+                        self.refusal = refusal.but()  # which holds no frames
+                        raise refusal from None
             else:
                 if is_split or not step.moves or not self._streaming.stream_more(merged.program, step.costs, step):
                     return step
