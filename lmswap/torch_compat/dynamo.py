@@ -48,6 +48,8 @@ IS_COMPILING = (
     torch._utils.is_compiling,
     is_compiling,
 )
+# Dynamo answers "yes", where eager mode runs attention without gradients as one operator (by design, pytorch#164721).
+IS_MAKE_FX_TRACING = torch.nn.modules.activation._is_make_fx_tracing
 # What torch calls in graphs in place of NumPy.
 NUMPY_WRAPPERS = (utils.numpy_to_tensor_wrapper, utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
 # The setting that keeps Dynamo from decomposing functions (pytorch#170131), where torch has it.

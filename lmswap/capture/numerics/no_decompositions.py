@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmswap.capture.numerics.random_ops import bernoulli_in_place
-from lmswap.torch_compat.dynamo import ConstantVariable, replaced_handlers
+from lmswap.torch_compat.dynamo import IS_MAKE_FX_TRACING, ConstantVariable, replaced_handlers
 from lmswap.torch_compat.operators import own_python_kernels
 
 # These write running statistics that their schemas declare read-only (pytorch#73050); others are traced in their place.
@@ -30,17 +30,24 @@ _ATEN = torch.ops.aten
 
 @contextmanager
 def no_dynamo_decompositions() -> Iterator[None]:
-    """Make Dynamo capture calls of addcdiv, which it would decompose for Inductor, as other functions.
+    """Make Dynamo capture what eager torch calls, where it would decompose that.
 
-    To be used together with `lmswap.torch_compat.dynamo.NO_DECOMPOSITIONS`, which does not affect this function (torch
-    2.13; pytorch#176799 is on its methods).
+    Calls of addcdiv, to be used with `lmswap.torch_compat.dynamo.NO_DECOMPOSITIONS`, which does not affect this
+    function (torch 2.13; pytorch#176799 is on its methods); and `nn.MultiheadAttention` without gradients, which is one
+    operator, with other rounding.
     """
+
+    def is_not_tracing(_: Callable[..., Any], function: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        return ConstantVariable.create(False)
 
     def handle(decompose: Callable[..., Any], function: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         is_number = isinstance(kwargs.get("value"), ConstantVariable)  # a tensor's value would break the graph
         return None if is_number else decompose(function, tracer, *args, **kwargs)
 
-    with replaced_handlers((torch.addcdiv,), handle):
+    with (
+        replaced_handlers((torch.addcdiv,), handle),
+        replaced_handlers((IS_MAKE_FX_TRACING,), is_not_tracing),
+    ):
         yield
 
 
