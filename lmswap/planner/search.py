@@ -41,7 +41,7 @@ _SMALL = 1e-4
 # Of 300 random training steps of 8 ops half need less than 30 states, and 5 more than these, which take some 0.2 s.
 _MAX_EXACT_STATES = 50_000
 # They take 50 MiB, which the C library would keep: one search at a time, whose memory, if it is much, is given back.
-_ONE_SEARCHES, _FEW_STATES = Lock(), 1_000
+_one_at_a_time, _FEW_STATES = Lock(), 1_000
 
 # A search ends in one of several local optima, of memory too: on the U-Net at 96³ the least budgets of two seeds are
 # 10 % apart.
@@ -168,7 +168,7 @@ def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_re
         return None
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
     step, link = _step_of(problem, frozenset()), _make_link(problem, 1.0)
-    with _ONE_SEARCHES:
+    with _one_at_a_time:
         found = _core.find_exactly(step, link, limits, max_states=_MAX_EXACT_STATES)
         if found is None or found.evaluations > _FEW_STATES:
             release_thread_memory()
