@@ -61,8 +61,8 @@ class Explanation(Printable):
         rest = self.decisions[len(shown) :]
         parts: list[RenderableType] = [self._totals(), Text(), _rows(shown)]
         if rest:
-            smaller = f"{len(rest)} smaller buffers, {format_bytes(_total_bytes(rest))} together, are not shown"
-            parts += [Text(), Text(f"{smaller}; {_PRINTS_THEM}.")]
+            others = f"{len(rest)} more buffers, {format_bytes(_total_bytes(rest))} together, are not shown"
+            parts += [Text(), Text(f"{others}; {_PRINTS_THEM}.")]
         return Group(*parts)
 
     def __repr__(self) -> str:

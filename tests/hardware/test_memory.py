@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 
@@ -28,6 +30,19 @@ def test_tensor_bytes_are_exact_and_their_peak_stays_until_reset(memory):
     assert memory.peak_tensor_bytes() == before
     assert memory.lap_peaks(restart=True)[1] == before + 32 * MIB
     assert memory.lap_peaks()[1] == before
+
+
+def test_tensors_that_existed_before_are_no_part_of_a_growth_that_leaves_them_out(memory):
+    held = torch.ones(256 * MIB, dtype=torch.uint8)
+    later = device_memory(CPU)
+    start = time.monotonic()
+    more = torch.ones(MIB, dtype=torch.uint8)
+    assert later.used_tensor_bytes() == later.lap_tensor_peak_bytes() == later.peak_tensor_bytes() == MIB
+    assert [nbytes for _, nbytes in later.tensor_changes(start, time.monotonic())] == [MIB]
+    assert later.lap_peaks()[1] == MIB
+    later.count(held.nbytes)
+    assert later.used_tensor_bytes() == held.nbytes + more.nbytes
+    later.close()
 
 
 def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):

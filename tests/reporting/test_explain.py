@@ -51,7 +51,7 @@ def test_the_ten_largest_are_printed_and_the_remainder_is_stated():
     text = str(many(100))
     assert "91.00 MiB" in text  # the tenth largest of 1 … 100 MiB
     assert " 90.00 MiB" not in text
-    assert "90 smaller buffers, 4.00 GiB together, are not shown; all_buffers=True" in text  # 1 + … + 90 = 4095 MiB
+    assert "90 more buffers, 4.00 GiB together, are not shown; all_buffers=True" in text  # 1 + … + 90 = 4095 MiB
 
 
 def test_a_table_that_fits_has_no_remainder():
