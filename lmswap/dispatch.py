@@ -8,6 +8,7 @@ states the reason. Graph breaks without large tensors between them stay graphs. 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
 from time import perf_counter
@@ -41,7 +42,9 @@ from lmswap.session.session import UNPLANNED, Session
 from lmswap.torch_compat.autograd import peek_interpreter_stack
 from lmswap.torch_compat.dynamo import (
     describe_graph_break,
+    describe_untraceable,
     graph_break_reasons,
+    untraceable_code,
     untraced,
 )
 from lmswap.torch_compat.modules import eager_call, own_tensors
@@ -162,6 +165,7 @@ class ModelCall:
         session, num_breaks = self._session, len(graph_break_reasons)
         num_captured, is_first = session.num_captured, not session.graphs
         kind = self.hooked.kind(args, kwargs) if is_first else None
+        untraceable = untraceable_code() if is_first else Counter[str]()
         outside = LazyHookedStep(lambda: self.hooked.begin_step(None, kind, args, kwargs, records=is_first))
         if is_first:
             outside.begin()
@@ -195,6 +199,8 @@ class ModelCall:
             reasons = [describe_graph_break(reason) for reason in graph_break_reasons[num_breaks:]]
             if failure is not None:
                 reasons.append(failure)
+            elif is_first and not reasons:
+                reasons = describe_untraceable(untraceable)
             self._choose_path(outside.step, reasons)
             outside.step.end_forward()
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +87,7 @@ class PlanInfeasible(LmswapError):
     gradient_bytes: int = 0  # of the step's own tensors, at most
     state_bytes: int = 0  # of those of a whole step: parameters, gradients and optimizer state
     note: str = ""  # a remark on the step, in words
+    assumes_optimizer: bool = False  # the reserve for optimizer state is Adam's, as there is no optimizer yet
 
     def __post_init__(self) -> None:
         unit_name, scale = self.unit
@@ -110,6 +112,8 @@ class PlanInfeasible(LmswapError):
         lines = [f"{self._summary}{f', at {self.where}' * (not self.live)}"]
         lines += _items([(text, what) for what, n in self.parts if (text := written(n)) != nothing])
         lines[-1] += among * bool(self.parts)
+        if self.assumes_optimizer:
+            lines.append("No optimizer exists yet, and Adam's state is reserved: create yours before the first call.")
         if uncounted != nothing:
             lines.append(f"The parameters, {uncounted}, existed before and do not count.")
         if self.live:
@@ -118,7 +122,7 @@ class PlanInfeasible(LmswapError):
         if self.note:
             lines.append(f"The step was {self.note}.")
         advice = [f"Give a budget of at least {least}", *([self.instead] if self.instead else ())]
-        lines.append(f"{', '.join(advice)}{self._batch()}.")
+        lines.append(f"{', '.join(advice)}{self._batch(written)}.")
         super().__init__(_wrapped(lines, f"{type(self).__module__}.{type(self).__name__}: "))
 
     @property
@@ -126,7 +130,7 @@ class PlanInfeasible(LmswapError):
         """See `LmswapError`: what was given, and what is needed."""
         return escape_controls(self._summary)
 
-    def _batch(self) -> str:
+    def _batch(self, written: Callable[[float], str]) -> str:
         """Return how much smaller a batch would have to be, if its activations are in proportion to it."""
         if not self.parts:
             return ", or a smaller batch or image"
@@ -136,7 +140,8 @@ class PlanInfeasible(LmswapError):
         percent = 100 * left_bytes // max(1, step_bytes - other_bytes)
         if percent > 0:
             return f", or a smaller batch or image, of about {percent} % of this one"
-        return "; a smaller batch or image cannot suffice, as all but the step's activations take more"
+        least = written(sum(nbytes for _, nbytes in others) + other_bytes)
+        return f"; a smaller batch or image cannot suffice: {least} are needed even without activations"
 
     def but(self, **changes: Any) -> PlanInfeasible:
         """Return the same refusal with ``changes`` of its fields."""

@@ -511,7 +511,10 @@ def test_recurrent_networks(path, kind):
         output, _ = model(data)
         return output.square().mean()
 
-    check(make, path, lambda model: steps(model, 3, run=run, make=lambda: torch.randn(4, 12, 16)))
+    report = check(make, path, lambda model: steps(model, 3, run=run, make=lambda: torch.randn(4, 12, 16)))
+    said = " ".join(report.notes)
+    assert ("captured no part" in said) == (path == "fx")
+    assert ("LSTM" in said) == (path == "fx")  # torch's reason names both kinds
 
 
 def test_sparse_gradients(path):

@@ -12,6 +12,7 @@ from lmswap import dispatch
 from lmswap.capture import aot
 from lmswap.runtime import own_time
 from lmswap.session import compiled_graph, graph_capture
+from lmswap.session.planner import Planner
 from lmswap.session.session import Session
 from tests.instructions import counted_instructions
 
@@ -74,10 +75,10 @@ def test_arguments_that_are_not_needed_cost_nothing():
     assert instructions_of(given=True) < instructions_of() + _MAX_INSTRUCTIONS_OF_ARGUMENTS
 
 
-def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(monkeypatch):
+def test_the_time_in_lmswaps_code_is_reported_without_planning_and_the_models_ops(monkeypatch):
     torch.compiler.reset()
     clock = SimpleNamespace(seconds=1.0, perf_counter=lambda: clock.seconds)
-    compile_boxed, prepare = compiled_graph.compile_boxed, Session.prepare
+    compile_boxed, prepare, price, priced = compiled_graph.compile_boxed, Session.prepare, Planner.priced, []
 
     def compile_to_long_ops(module):
         function = compile_boxed(module)
@@ -93,13 +94,22 @@ def test_the_time_in_lmswaps_code_is_reported_without_that_of_the_models_ops(mon
         prepare(*given)
         clock.seconds += 7.0
 
+    def price_long(*given):
+        priced.append(clock.seconds)
+        clock.seconds += 10_000.0
+        return price(*given)
+
     for module in (own_time, compiled_graph, graph_capture, dispatch, aot):
         monkeypatch.setattr(module, "perf_counter", clock.perf_counter)
     monkeypatch.setattr(compiled_graph, "compile_boxed", compile_to_long_ops)
     monkeypatch.setattr(Session, "prepare", prepare_long)
+    monkeypatch.setattr(Planner, "priced", price_long)
     model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), "2GiB")
-    for _ in range(3):
+    found = []
+    for _ in range(6):
         model(torch.randn(32, 64)).sum().backward()
-    assert lmswap.report(model).own_seconds == 12.0
+        found.append(lmswap.report(model).own_seconds)
+    assert found == [12.0] * 6
+    assert priced
     assert "lmswap's own time was 12.0 s" in " ".join(str(lmswap.report(model)).split())
     lmswap.disable(model)

@@ -41,10 +41,13 @@ def _run(sizes: Sequence[str], console: Console) -> int:
     threads = None if gpu else compute_threads()
     small, large = _asked(sizes) if sizes else GPU_SIZES if threads is None else _fitting_pair(console, threads)
     console.print(
-        f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {small}³ trains plainly and sets the budget; {large}³, "
-        f"{(large / small) ** 3:.2f} × the voxels, then trains plainly; within that budget by the fastest plan, "
-        "which may recompute instead (swapped), and by copies alone (swapped-only); and in the same graphs unswapped"
-        f"{_spared_core(threads)}.",
+        f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {large}³, {(large / small) ** 3:.2f} × the voxels of {small}³, "
+        f"in the memory of {small}³{_spared_core(threads)}:\n"
+        f"{small}³ plain: its peak is the budget\n"
+        f"{large}³ plain: without lmswap\n"
+        f"{large}³ swapped: by the fastest plan, which may also recompute\n"
+        f"{large}³ swapped-only: by copies alone\n"
+        f"{large}³ unswapped: in lmswap's graphs, without a budget",
         highlight=False,
     )
     settings = Settings(

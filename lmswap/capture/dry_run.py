@@ -29,7 +29,7 @@ from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.program import LOSS, Program
 from lmswap.progress import reported
 from lmswap.runtime.codegen import BoxedFunction, SegmentGraph
-from lmswap.torch_compat.dynamo import describe_graph_break, graph_break_reasons
+from lmswap.torch_compat.dynamo import describe_graph_break, describe_untraceable, graph_break_reasons, untraceable_code
 from lmswap.torch_compat.modules import all_own_tensors, eager_call
 from lmswap.torch_compat.pytree import tree_map_only
 from lmswap.torch_compat.tensors import storage_id
@@ -97,6 +97,7 @@ def capture_step(
 
 def _capture(name: str, model: nn.Module, arguments: Sequence[Any]) -> list[Program]:
     recorder, outside, num_breaks = _Recorder(name), _Outside(model), len(graph_break_reasons)
+    untraceable = untraceable_code()
     call = CompiledCall(model, recorder, takes_floats=True, at_limit=lambda: None)
     with _errors_named(f"{name} cannot be captured without its memory"), saved_tensors_hooks(outside.save, _identity):
         try:
@@ -106,7 +107,8 @@ def _capture(name: str, model: nn.Module, arguments: Sequence[Any]) -> list[Prog
             raise CaptureError(str(error)) from None
     breaks = "; ".join(dict.fromkeys(map(describe_graph_break, graph_break_reasons[num_breaks:])))
     if not recorder.programs:
-        raise CaptureError(f"torch.compile captured nothing of {name}: {breaks or 'TORCH_LOGS=graph_breaks shows why'}")
+        why = breaks or "; ".join(describe_untraceable(untraceable)) or "TORCH_LOGS=graph_breaks shows why"
+        raise CaptureError(f"torch.compile captured nothing of {name}: {why}")
     if outside.nbytes > _MAX_UNCAPTURED_BYTES:
         raise CaptureError(
             f"code of {name} outside of captured graphs saves {format_bytes(outside.nbytes)} for the backward, which a "

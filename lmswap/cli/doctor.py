@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,9 @@ def doctor_text(found: Survey) -> str:
         facts.add_row("host memory", ram)
     for name, other in found.machines.items():
         facts.add_row(f"{name} tier", _tier_text(found, other.tier(name)))
+    if found.load > (count := os.cpu_count() or 1):
+        busy = f"{found.load:.0f} on {count} cores: rates may be low; run lmswap doctor again when the machine is idle"
+        facts.add_row("load", busy)
     for name, failure in found.failures.items():
         facts.add_row(f"{name} tier", f"NOT AVAILABLE: {failure}")
     parts: list[RenderableType] = [Text("This machine", style="bold"), facts]

@@ -132,7 +132,10 @@ def copies_tables(tiers: dict[str, Link]) -> list[RenderableType]:
     """Rates of the engine's own copies, and what remains of them where they overlap, each below its heading."""
     rates, shares = (
         Text(heading, style="bold")
-        for heading in ("Copies of lmswap, by size, GB/s", "Speed that is left where copies overlap")
+        for heading in (
+            "Copies of lmswap, by size, GB/s (–: larger than was measured)",
+            "Speed that is left where copies overlap",
+        )
     )
     return [Text(), rates, _rates_table(tiers), Text(), shares, _shares_table(tiers)]
 

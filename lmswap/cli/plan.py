@@ -144,17 +144,17 @@ def _draw(options: argparse.Namespace, step: StepPlan) -> None:
     program, plan, predicted = step.program, step.plan, step.predicted()
     title = f"{program.name} on {step.machine.name}: policy {plan.policy}"
     if options.plot:
-        write_picture(Path(options.plot), (predicted,), title=title, budget_bytes=plan.budget_bytes, peak_bytes={})
+        write_picture(Path(options.plot), (predicted,), title=title, budget_bytes=step.budget_bytes, peak_bytes={})
     if not options.html:
         return
     summary = [
-        ("peak of the step's tensors", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
-        ("budget for the step's tensors", format_bytes(plan.budget_bytes)),
+        ("peak", f"{format_bytes(step.peak_bytes)} predicted"),
+        ("budget", format_bytes(step.budget_bytes)),
         ("step", f"{format_seconds(plan.predicted_seconds)} predicted"),
     ]
     decisions = buffer_decisions(program, plan, predicted)
     write_page(
-        Path(options.html), (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes, summary=summary
+        Path(options.html), (predicted,), decisions, title=title, budget_bytes=step.budget_bytes, summary=summary
     )
 
 

@@ -74,8 +74,9 @@ class StepPlan:
         return {KINDS[kind][0]: self.program.bytes_of(kind) for kind in SHARED_KINDS}
 
     def predicted(self) -> Timeline:
-        """The simulated step, with memory by kind if it is a whole one."""
-        timeline = self._simulated(self.memory)
+        """The simulated step, with memory as the budget counts it, and by kind if it is a whole one."""
+        timeline, other_bytes = self._simulated(self.memory), self.peak_bytes - self.plan.predicted_peak_bytes
+        timeline = replace(timeline, memory=tuple((at, nbytes + other_bytes) for at, nbytes in timeline.memory))
         if not self.program.is_cyclic:
             return timeline
         costs = self.memory.costs
@@ -149,7 +150,7 @@ def plan_step(policy: str, memory: StepMemory, machine: Machine, budget: str, **
             raise error.but(shares=(100 * share, 100 * min_share), instead=", ".join(filter(None, instead))) from None
         budget_bytes = error.needed_bytes
         plan = plan_within(policy, memory, machine, budget_bytes=budget_bytes, **limits)
-        note = min_share_taken(share, min_share, budget_bytes)
+        note = min_share_taken(share, min_share, error)
     return StepPlan(memory, machine, plan, budget_bytes, time.perf_counter() - started, note)
 
 

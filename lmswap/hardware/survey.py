@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from lmswap.errors import LmswapError
@@ -20,7 +21,7 @@ class Survey:
 
     ``machines`` holds the device with one tier each, by the tier's name, preferred tier first; ``failures`` has the
     reasons for missing tiers. ``num_devices`` counts visible GPUs; only the first is measured. ``peer`` describes the
-    GPU of its peer tier and the path of copies.
+    GPU of its peer tier and the path of copies. ``load`` is what ran or waited to run before, on average over a minute.
     """
 
     device: DeviceInfo
@@ -31,6 +32,7 @@ class Survey:
     peer: str | None
     machines: dict[str, Machine]
     failures: dict[str, str]
+    load: float = 0.0
 
 
 def survey(disk_directory: str | None, *, with_device_tier: bool = False) -> Survey:
@@ -40,7 +42,7 @@ def survey(disk_directory: str | None, *, with_device_tier: bool = False) -> Sur
     """
     import torch
 
-    device = default_device()
+    device, load = default_device(), os.getloadavg()[0]
     machines: dict[str, Machine] = {}
     failures: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -59,4 +61,5 @@ def survey(disk_directory: str | None, *, with_device_tier: bool = False) -> Sur
         peer=describe_peer(device, places["peer"]) if "peer" in machines else None,
         machines=machines,
         failures=failures,
+        load=load,
     )

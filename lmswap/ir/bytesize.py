@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, PlanInfeasible
 
 # Alternatives to a byte count, as errors name them.
 AUTO, SHARE = '"auto"', 'a share, "50%"'
@@ -40,6 +40,9 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
         count = text
     if abs(count) > MAX_BYTES:  # without the number, which may have thousands of digits
         raise OptionError(f"{what} is beyond {format_bytes(MAX_BYTES)}, more than any machine has; check its unit")
+    if 0 < count < 1:
+        share = f'; for a share of the step write "{100 * count:g}%"' if SHARE in also else ""
+        raise OptionError(f"{what} {text!r} is less than a byte{share}")
     if (nbytes := int(count)) <= 0:
         raise OptionError(f"{what} must be more than 0 bytes, got {text!r}")
     return nbytes
@@ -88,11 +91,13 @@ def parse_share(text: str, *, of: str) -> float | None:
     return share
 
 
-def min_share_taken(share: float, min_share: float, nbytes: int) -> str:
-    """Writes that instead of a budget of ``share`` the least that works is taken, which is ``nbytes``."""
+def min_share_taken(share: float, min_share: float, refusal: PlanInfeasible) -> str:
+    """Writes that instead of a budget of ``share`` the least that works is taken, and what ``refusal`` says of it."""
+    largest = f", {format_bytes(refusal.live[0][1])} of it by {refusal.live[0][0]}" if refusal.live else ""
     return (
         f"budget '{100 * share:g}%' is too small for this step: the least that works, "
-        f"{math.ceil(1000 * min_share) / 10:g}%, is taken, {format_bytes(nbytes)}"
+        f"{math.ceil(1000 * min_share) / 10:g}%, is taken, {format_bytes(refusal.needed_bytes)}; the most is needed at "
+        f"{refusal.where}{largest}"
     )
 
 

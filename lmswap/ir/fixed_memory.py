@@ -11,8 +11,8 @@ from lmswap.errors import CaptureError
 MAX_BYTES = 2**46  # more than any machine has; sums over any program stay exact in 64 bits
 
 # What a budget counts, and from when, by the type of its device.
-COUNTED = {"cpu": "growth of resident memory since enable", "cuda": "all that torch reserves on the GPU"}
-_AND_PARAMETERS = "the model's parameters, and growth of resident memory since enable"
+COUNTED = {"cpu": "growth of resident memory since enable, without code", "cuda": "all that torch reserves on the GPU"}
+_AND_PARAMETERS = f"the model's parameters, and {COUNTED['cpu']}"
 
 
 def counted(device_type: str, *, parameters: bool = False) -> str:

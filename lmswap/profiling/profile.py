@@ -97,6 +97,8 @@ class Profile(Printable):
             if trace.stalls:
                 parts += [_stall_table(trace), Text()]
         parts += [Text(f"Note: {note}.") for note in self.notes]
+        if not any(figures.copies_in.num_copies or figures.copies_out.num_copies for figures in self.figures):
+            parts.append(Text("Nothing of 1 MiB or more was copied: lmswap.report(model) says why nothing is swapped."))
         parts += [Text(f"{trace.tool}: {note}.") for trace in self.traces for note in trace.notes]
         return Group(*parts)
 

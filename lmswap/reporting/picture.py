@@ -63,7 +63,8 @@ def write_picture(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         axes = figure.subplots(2 * len(timelines), sharex=True, height_ratios=[2.6, 1] * len(timelines), squeeze=False)
         peaks = [peak_bytes.get(timeline.source) or timeline.peak_bytes for timeline in timelines]
-        top = 1.22 * max(budget_bytes, *peaks)
+        # A budget of which the step takes little would flatten the curves.
+        top = 1.22 * max(budget_bytes if budget_bytes <= 2 * max(peaks) else 0, *peaks)
         for timeline, peak, memory, lanes in zip(timelines, peaks, axes[::2, 0], axes[1::2, 0], strict=True):
             _draw_memory(memory, timeline, budget_bytes, peak, top)
             _draw_lanes(lanes, timeline)
@@ -80,7 +81,9 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
     axes.grid(axis="y", color=_FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.set_title(f"{timeline.source}: {format_seconds(timeline.seconds)}", loc="left", fontsize=10, fontweight="bold")
-    _draw_level(axes, f"budget {format_bytes(budget_bytes)}", budget_bytes / scale, _INK, align="right")
+    label_height = min(budget_bytes, (1 - _LABEL_SHARE) * top) / scale
+    label = f"budget {format_bytes(budget_bytes)}" + ", further up" * (budget_bytes > top)
+    _draw_level(axes, label, budget_bytes / scale, _INK, align="right", label_height=label_height)
     if peak_bytes:
         # The budget's line would cross a label between the two, and the curve one below both.
         is_close = peak_bytes <= budget_bytes < peak_bytes + _LABEL_SHARE * top

@@ -24,6 +24,7 @@ class StepFigures:
     device: str  # display name: "cuda:0 (NVIDIA H200)"
     policy: str  # as requested
     plan_origin: str = ""  # "made in 1.2 s", "from cache", or after which step it was replanned
+    is_final: bool = True  # the plan, and what is predicted of it, as far as the first steps show
     tier: str
     emulated_link: EmulatedLink | None = None  # the rate to which copies were paced; None: the machine's own speed
     host_budget_bytes: int | None = None  # the tier's limit
@@ -56,7 +57,9 @@ class StepFigures:
     bound_seconds: float | None = None  # no plan is faster, with ops in this order
     stall_seconds: float | None = None  # measured, of compute that waits for copies
     host_bound_seconds: float | None = None  # of segments run as soon as the host had queued them; None on a CPU
-    own_seconds: float | None = None  # the host's in lmswap's code, besides the step's; None where hooks served it
+    own_seconds: float | None = (
+        None  # the host's in lmswap's code, besides ops and planning; None where hooks served it
+    )
 
     swapped_out_bytes: int | None = None
     swapped_in_bytes: int | None = None

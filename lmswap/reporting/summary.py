@@ -143,7 +143,8 @@ def _measured_step(step: StepFigures) -> str:
 
 def _host_bound(step: StepFigures) -> Iterator[str]:
     if step.own_seconds is not None:
-        yield f"lmswap's own time was {format_seconds(step.own_seconds)}, on the host, in addition to the step."
+        own = f"lmswap's own time was {format_seconds(step.own_seconds)} without planning"
+        yield f"{own}, on the host, in addition to the step."
     waits = step.predicted.lane_seconds(Lane.HOST) if step.predicted is not None else 0.0
     if waits:
         yield f"The device is predicted to wait {format_seconds(waits)} for the host to queue ops and copies."
@@ -161,7 +162,8 @@ def _plan(step: StepFigures, *, with_cost: bool) -> Iterator[str]:
         return
     longer = format_longer(step.predicted_seconds, step.free_seconds)
     cost = f"; costs {longer} over unlimited memory" if longer and with_cost else ""
-    yield f"Plan: {step.plan_origin}{cost}."
+    not_final = "" if step.is_final else ", not final yet"
+    yield f"Plan: {step.plan_origin}{not_final}{cost}."
     if step.tier_reserved_bytes:
         took = format_seconds(step.tier_reserve_seconds)
         yield f"The {step.tier} tier has {format_bytes(step.tier_reserved_bytes)}, reserved in {took}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 
@@ -29,6 +31,15 @@ class OwnTime:
         """End the piece under way, if any, as the call returns."""
         if self.seconds < 0:
             self.seconds += perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave a part of the piece under way out: planning, which no step to come repeats. These do not nest."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds -= perf_counter() - began
 
     def take(self) -> float:
         """Return the seconds since the last `take`, without those of a call under way: they are the next step's."""

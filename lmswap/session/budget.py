@@ -10,7 +10,7 @@ import torch
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.caller_memory import assumed_bytes
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, PlanInfeasible
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes, min_share_taken
 from lmswap.ir.costs import OpCosts
@@ -139,20 +139,21 @@ class BudgetTracker:
         at_most = f"; but no more than {_AUTO}" if self.nbytes == self.max_bytes else ""
         self._note_share(
             f"budget '{100 * self._share:g}%' is {format_bytes(self.nbytes)}: {100 * self._share:g} % of the "
-            f"{format_bytes(peak_bytes)} that the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for "
-            f"all else{at_most}"
+            f"{format_bytes(peak_bytes)} that the step's tensors take unplanned, and the {format_bytes(fixed_bytes)} "
+            f"that all else took when it was planned, margin for swaps included; it stays if that shrinks{at_most}"
         )
         return replace(planned, budget_bytes=self.nbytes)
 
-    def widen(self, planned: Allowance, needed_bytes: int) -> bool:
-        """Take the least budget that works, ``needed_bytes``, instead of a share that is too small; whether it can.
+    def widen(self, planned: Allowance, refusal: PlanInfeasible) -> bool:
+        """Take the least budget that works, as ``refusal`` says, instead of a share that is too small; whether it can.
 
         It cannot if the budget is no share, or the device has less.
         """
+        needed_bytes = refusal.needed_bytes
         if self._share is None or not planned.budget_bytes < needed_bytes <= self.max_bytes:
             return False
         self.nbytes = max(self.nbytes, needed_bytes)
-        self._note_share(min_share_taken(self._share, self._share_of(needed_bytes, planned), needed_bytes))
+        self._note_share(min_share_taken(self._share, self._share_of(needed_bytes, planned), refusal))
         return True
 
     def _note_share(self, note: str) -> None:
@@ -213,6 +214,11 @@ class BudgetTracker:
             gradient_bytes=max(0, found.gradient_bytes - uncounted.gradient_bytes),
             optimizer_bytes=max(0, found.optimizer_bytes - uncounted.optimizer_bytes),
         )
+
+    @property
+    def assumes_optimizer(self) -> bool:
+        """Whether the reserve for optimizer state is a guess, as parameters have no optimizer yet."""
+        return not self.has_trained and self._trained.lack_optimizer()
 
     def count_all_state(self) -> int:
         """Count gradients and optimizer state that existed when the budget began, too; return their bytes."""

@@ -248,8 +248,8 @@ class HookedCalls:
         if len(self._sequences) > 1:
             events = sequence.events
             self._session.notes.append(
-                f"after step {self._session.recorder.num_steps}: it saved {len(events.saves)} and needed "
-                f"{len(events.needs)} tensors in an order that has run twice without a plan; now it has plan "
+                f"another kind of step, in which {len(events.saves)} tensors are saved and {len(events.needs)} needed, "
+                f"has a plan of its own from step {self._session.recorder.num_steps + 1} on, the model's plan "
                 f"{len(self._sequences)}"
             )
         if len(self._sequences) == MAX_GRAPHS:

@@ -79,7 +79,7 @@ class Planner:
             unmoved = self._budget.unmoved(allowance, request.program)
             if allowance != unmoved:
                 refusal = self._least(refusal, request.program, request.costs, unmoved)
-            if not self._budget.widen(allowance, refusal.needed_bytes):
+            if not self._budget.widen(allowance, refusal):
                 raise self._advised(refusal, request)
             request = replace(request, allowance=replace(allowance, budget_bytes=self._budget.nbytes))
 
@@ -290,6 +290,7 @@ class Planner:
             counted=allowance.account.counted,
             uncounted_bytes=allowance.account.uncounted_bytes,
             gradient_bytes=request.program.gradient_bytes,
+            assumes_optimizer=allowance.optimizer_reserve_bytes > 0 and self._budget.assumes_optimizer,
         )
 
     def _advice_on_tier(self, machine: Machine) -> str | None:

@@ -119,8 +119,9 @@ class Replanner:
         step = counted(before, seen)
         is_priced = seen.calibration is not None or seen.host_seconds is not None
         if is_priced:
-            self._planner.reserve_search_memory(step.merged.program)
-            step = self._reprice(step)
+            with self._engine.recorder.own.paused():
+                self._planner.reserve_search_memory(step.merged.program)
+                step = self._reprice(step)
         if step.adds_up and not before.adds_up:
             step = self._plans.adopt(step.graphs, step.merged, step, step.allowance, step.origin, history=step.history)
             self._memory.trim()  # the highest peak of its gradients is more than they will need
@@ -130,7 +131,8 @@ class Replanner:
         is_calibrated = before.history.phase is Phase.CALIBRATED is not step.history.phase
         may_follow = is_calibrated and all(isinstance(trigger, UnusedMargin) for trigger in found)
         if not (may_follow and self._follow_other_rank(step)) and found:
-            self._replan(step, found, is_priced=is_priced)
+            with self._engine.recorder.own.paused():
+                self._replan(step, found, is_priced=is_priced)
         if (excess := next((each for each in found if isinstance(each, CompressedExcess)), None)) is not None:
             self._settle_compression(step, excess)
         return not self._plans[run.graphs].runs_as(before)
@@ -214,7 +216,8 @@ class Replanner:
             case Phase.RECORDED if has_advanced:
                 return self._start_recording(step, seen, run, released())
             case Phase.CALIBRATED if has_advanced:
-                return self._calibrated(step, seen, run)
+                with self._engine.recorder.own.paused():
+                    return self._calibrated(step, seen, run)
             case Phase.FINAL if has_advanced:
                 return self._settled(step, seen)
             case Phase.FINAL if have_others_run or peak_bytes > usual_peak_bytes(step):

@@ -343,7 +343,8 @@ class Session:
         indices = assign_run_indices(self.graphs, ran.forwards)
         try:
             # Runs of one graph have numbers of their own from the next step on, and so has their order.
-            self.planning.plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
+            with self.recorder.own.paused():
+                self.planning.plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
         except (PlanInfeasible, TierError) as error:
             if self.plans.get(ran.forwards) is None:
                 raise
@@ -358,7 +359,7 @@ class Session:
     def _compile(self, indices: tuple[int, ...]) -> None:
         self.mark_prepared()
         self.recorder.forget_curves()
-        with reported(f"{self.name}, another plan", "compiling"):
+        with self.recorder.own.paused(), reported(f"{self.name}, another plan", "compiling"):
             for index in indices:
                 planned_graph(self.graphs, index).follow(indices)
         if any(isinstance(self.graphs[index], CapturedGraph) for index in indices):

@@ -7,7 +7,7 @@ from typing import Any
 from lmswap.analyze.memory import StepMemory
 from lmswap.reporting import Report, make_report
 from lmswap.reporting.step import StepFigures
-from lmswap.session.planned_step import PlannedStep
+from lmswap.session.planned_step import Phase, PlannedStep
 from lmswap.session.session import Session
 from lmswap.training_state.updates import Updates
 
@@ -24,6 +24,7 @@ def snapshot(session: Session) -> Report:
     if step is not None:
         figures |= {
             "plan_origin": step.origin,
+            "is_final": step.history.phase is Phase.FINAL or options.plan is not None or options.verify,
             "base_bytes": step.allowance.base_bytes,
             "reserve_bytes": step.allowance.reserve_bytes,
             "margin_bytes": step.allowance.margin_bytes,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -219,6 +221,20 @@ def describe_graph_break(reason: Any) -> str:
     frames = [frame for frame in reason.user_stack if frame.filename]
     where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
     return where + str(reason.reason).strip().split("\n")[0]
+
+
+def untraceable_code() -> Counter[str]:
+    """Return how often each kind of code has kept torch from tracing: of frames that it skips, all that it says."""
+    return Counter(counters["unimplemented"])
+
+
+def describe_untraceable(since: Counter[str]) -> list[str]:
+    """Return what torch has found that it cannot trace since `untraceable_code` was ``since``, with the code."""
+    found = []
+    for reason in untraceable_code() - since:
+        code = re.search(r"Developer debug context: (.+)", reason)
+        found.append(reason.split("\n")[0] + (f": {code[1]}" if code else ""))
+    return found
 
 
 def recompile_reasons() -> list[str]:

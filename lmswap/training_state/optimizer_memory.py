@@ -104,6 +104,11 @@ class TrainableParameters:
             + sum(num_values.get(id(each), assumed_values) * each.nbytes for each in parameters if each.requires_grad),
         )
 
+    def lack_optimizer(self) -> bool:
+        """Whether some of them are trained by no optimizer of the process."""
+        known = _pending_values(_optimizers(), ASSUMED_VALUES)
+        return any(id(parameter) not in known for parameter in self._trained())
+
     def _resident_state_bytes(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor]) -> int:
         """Return the bytes of ``optimizers``' state of ``parameters`` on the device; wrapped optimizers count once."""
         updates = self.updated_in_chunks

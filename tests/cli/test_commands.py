@@ -403,3 +403,5 @@ def test_slowdown_of_a_link_by_the_other_direction_and_compute_is_shown(capsys):
     assert "disk tier    up to 1.00 GiB in '/var/tmp' on xfs (/dev/sda)" in text
     assert "peer tier    up to 4.00 GiB of cuda:1 (Unit GPU), directly, by NVLink" in text
     assert "1 GiB takes 1.00 s out and 2.00 s back in" in text
+    assert "run lmswap doctor again" not in text
+    assert "run lmswap doctor again" in " ".join(doctor_text(replace(found, load=1e4)).split())

@@ -39,6 +39,21 @@ def test_the_label_of_a_peak_close_to_the_budget_is_above_both_lines(tmp_path):
     assert peak_height > budget_height + 20  # further down
 
 
+def test_a_budget_of_which_a_step_takes_little_does_not_flatten_its_curve(tmp_path):
+    heights = {}
+    for budget_mib in (12, 6000):
+        report(budget_bytes=budget_mib * MIB).plot(tmp_path / "step.svg")
+        drawn = (tmp_path / "step.svg").read_text()
+        label = re.search(
+            rf' y="([\d.]+)"[^>]*>budget {budget_mib / 1024 if budget_mib > 1024 else budget_mib:.2f}', drawn
+        )
+        peak = re.search(r' y="([\d.]+)"[^>]*>peak 9.00 MiB<', drawn.split("measured: ")[1])
+        ends = sorted(float(y) for y in re.findall(r' y="([\d.]+)"', drawn))
+        heights[budget_mib] = float(peak[1])
+        assert ends[0] <= float(label[1]) <= ends[-1]
+    assert abs(heights[6000] - heights[12]) < 40
+
+
 def test_the_kinds_of_a_whole_step_are_stacked(tmp_path):
     plain = timeline("predicted")
     held = [nbytes for _, nbytes in plain.memory]

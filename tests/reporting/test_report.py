@@ -177,6 +177,7 @@ def test_the_plans_state_is_one_sentence_with_details_below():
     made = report(plan_origin="replanned after step 3", plan_notes=[why])
     assert "\nPlan: replanned after step 3; costs 10.0 % over unlimited memory.\n" in str(made)
     assert "small.py" not in said(made)
+    assert "Plan: replanned after step 3, not final yet; costs" in said(replace(made, is_final=False))
     explained = make_explanation(PROGRAM, PLAN, policy="auto", free_seconds=5.0, plan_notes=made.plan_notes)
     assert "step 5.50 s, 10.0 % over unlimited memory, at most 10.0 % above the best possible" in said(explained)
     assert why in said(explained)
