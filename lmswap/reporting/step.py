@@ -57,9 +57,7 @@ class StepFigures:
     bound_seconds: float | None = None  # no plan is faster, with ops in this order
     stall_seconds: float | None = None  # measured, of compute that waits for copies
     host_bound_seconds: float | None = None  # of segments run as soon as the host had queued them; None on a CPU
-    own_seconds: float | None = (
-        None  # the host's in lmswap's code, besides ops and planning; None where hooks served it
-    )
+    own_seconds: float | None = None  # the host's in lmswap's code, besides ops and planning; None under hooks
 
     swapped_out_bytes: int | None = None
     swapped_in_bytes: int | None = None
