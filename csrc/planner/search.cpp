@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace lmswap::planner {
 namespace {
@@ -24,11 +25,11 @@ constexpr double kHiddenCopies = 1.01;
 
 }  // namespace
 
-Search::Search(const Step& step, const Link& link, const Limits& limits, const Prices& prices, unsigned seed)
+Search::Search(const Step& step, const Link& link, const Limits& limits, Prices prices, unsigned seed)
     : step_(step),
       link_(link),
       limits_(limits),
-      prices_(prices),
+      prices_(std::move(prices)),
       scheduler_(step),
       copy_scheduler_(step, link, limits.budget_bytes, limits.tier_bytes, limits.prefetches_ahead),
       seed_(seed),

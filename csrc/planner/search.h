@@ -45,7 +45,7 @@ struct SearchResult {
 class Search {
  public:
   // Deterministic for equal seeds.
-  Search(const Step& step, const Link& link, const Limits& limits, const Prices& prices, unsigned seed);
+  Search(const Step& step, const Link& link, const Limits& limits, Prices prices, unsigned seed);
 
   // Stops after `max_evaluations`, or when the step takes at most `target_seconds`, or exceeds the budget by at most
   // `tolerated_excess_bytes`: enough to refuse it.
@@ -102,7 +102,7 @@ class Search {
   const Step& step_;
   const Link& link_;
   const Limits limits_;
-  const Prices& prices_;
+  const Prices prices_;
   Scheduler scheduler_;
   CopyScheduler copy_scheduler_;
   Schedule schedule_;

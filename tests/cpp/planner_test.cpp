@@ -69,8 +69,8 @@ TEST_P(AnyStep, IsPlannedDeterministically) {
   const auto random = random_case(static_cast<unsigned>(GetParam()), 20);
   for (const int percent : {80, 60, 40}) {
     const auto limits = limits_of(random, percent);
-    const auto first = Search(random.step, random.link, limits, 1).run(1500, 0);
-    const auto second = Search(random.step, random.link, limits, 1).run(1500, 0);
+    const auto first = Search(random.step, random.link, limits, {}, 1).run(1500, 0);
+    const auto second = Search(random.step, random.link, limits, {}, 1).run(1500, 0);
     EXPECT_EQ(first.seconds, second.seconds);
     EXPECT_EQ(first.fits, second.fits);
     EXPECT_EQ(first.swaps.size(), second.swaps.size());
