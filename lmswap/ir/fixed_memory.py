@@ -11,7 +11,7 @@ from lmswap.errors import CaptureError
 MAX_BYTES = 2**46  # more than any machine has; sums over any program stay exact in 64 bits
 
 # What a budget counts, and from when, by the type of its device.
-COUNTED = {"cpu": "growth of resident memory since enable, without code", "cuda": "all that torch reserves on the GPU"}
+COUNTED = {"cpu": "growth of resident memory since enable, less code", "cuda": "all that torch reserves on the GPU"}
 _AND_PARAMETERS = f"the model's parameters, and {COUNTED['cpu']}"
 
 

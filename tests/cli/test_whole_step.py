@@ -138,7 +138,7 @@ def test_the_page_and_the_picture_stack_the_kinds(plan: Plan, tmp_path: Path) ->
     assert {*held["optimizer state"]} == {32 * MIB}
     assert held["gradients"][0] == 0
     assert max(held["gradients"]) == 8 * MIB  # each is used by the update that follows it
-    assert max(held["all"]) == figures(plan("--optimizer", "adam", "--json")[1])["plan"]["predicted_peak_bytes"]
+    assert max(held["all"]) == figures(plan("--optimizer", "adam", "--json")[1])["peak_bytes"]
     picture = (tmp_path / "step.svg").read_text()
     assert all(f">{name}<" in picture for name in held.keys() - {"all"})
     assert plan("--optimizer", "adam", *files, budget="50MiB")[0] == 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lmswap.errors import PlanInfeasible
 from lmswap.options import Options
 from lmswap.session.budget import BudgetTracker
 from lmswap.session.diagnostics import Notes
@@ -66,12 +67,16 @@ def test_what_first_runs_of_ops_leave_is_reserved_until_their_step_is_over():
     assert reserved == [8 * MIB, 0]
 
 
+def refusal(needed_bytes):
+    return PlanInfeasible(budget_bytes=0, needed_bytes=needed_bytes, where="op 0")
+
+
 def test_other_budgets_include_any_step():
     tracked, notes = tracker("1GiB")
     step = step_of(64)
     tracked.take_share(step.program, step.costs, tracked.allowance(step.program))
     assert (tracked.nbytes, [*notes]) == (2**30, [])
-    assert not tracked.widen(tracked.allowance(step.program), 2**31)
+    assert not tracked.widen(tracked.allowance(step.program), refusal(2**31))
 
 
 def test_a_small_percentage_is_widened_up_to_the_device():
@@ -80,8 +85,8 @@ def test_a_small_percentage_is_widened_up_to_the_device():
     tracked.take_share(step.program, step.costs, tracked.allowance(step.program))
     planned = tracked.allowance(step.program)
     needed_bytes = planned.budget_bytes + 8 * MIB
-    assert not tracked.widen(planned, tracked.max_bytes + 1)
-    assert tracked.widen(planned, needed_bytes)
+    assert not tracked.widen(planned, refusal(tracked.max_bytes + 1))
+    assert tracked.widen(planned, refusal(needed_bytes))
     assert tracked.nbytes == needed_bytes
     (note,) = notes  # in place of what the share was
     assert "is too small for this step" in note

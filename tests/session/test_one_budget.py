@@ -111,8 +111,9 @@ def test_a_refusal_itemizes_the_least_budget_in_the_given_unit(budget, unit):
     error, text = refused.value, one_line(refused.value)
     assert [what for what, n in error.parts if n][:3] == ["before the step", "reserved for optimizer state", "margin"]
     assert sum(nbytes for _, nbytes in error.parts) == error.needed_bytes
-    assert f" {unit} (growth of resident memory since enable, without code): it needs at least " in text
-    assert f" {unit} for the step's tensors The most is needed at op " in text
+    assert f" {unit} (growth of resident memory since enable, less code): it needs at least " in text
+    assert f" {unit} for the step's tensors No optimizer exists yet" in text
+    assert " The most is needed at op " in text
     assert (" MiB" in text) == (unit == "MiB")
 
 
@@ -146,7 +147,7 @@ def test_a_refusal_has_a_line_for_each_part_and_tensor_and_advice_at_its_end_wit
         live=(("0.0: addmm", 80 * MIB), ("11.1: gelu", 8 * MIB)),
         policy="auto",
         parts=(("before the step", 34 * MIB), ("margin", 0), ("for the step's tensors", 96 * MIB)),
-        counted="growth of resident memory since enable, without code",
+        counted="growth of resident memory since enable, less code",
         uncounted_bytes=3 * MIB,
         gradient_bytes=3 * MIB,
         instead="or policy='auto', which fits",
@@ -182,7 +183,7 @@ def test_a_refusal_states_what_counts_and_bytes_of_parameters_and_gradients():
     error, parameters = refusal_of(CASES["linear"], "0.01GiB"), CASES["linear"].make().parameters()
     nbytes = sum(parameter.nbytes for parameter in parameters)
     assert (error.uncounted_bytes, error.gradient_bytes) == (nbytes, nbytes)
-    assert "into 0.010 GiB (growth of resident memory since enable, without code): it needs at least" in one_line(error)
+    assert "into 0.010 GiB (growth of resident memory since enable, less code): it needs at least" in one_line(error)
     assert f"The parameters, {nbytes / 2**30:.3f} GiB, existed before and do not count" in one_line(error)
 
 
@@ -258,7 +259,7 @@ def files(tmp_path):
 def test_the_command_refuses_in_the_given_unit_with_the_same_parts(files, capsys):
     assert entry.main([*files, "0.02GiB"]) == 2
     text = " ".join(capsys.readouterr().err.split())
-    assert " into 0.020 GiB (growth of resident memory since enable, without code): it needs at least" in text
+    assert " into 0.020 GiB (growth of resident memory since enable, less code): it needs at least" in text
     assert "GiB reserved for optimizer state" in text and " MiB" not in text
 
 

@@ -16,6 +16,7 @@ from lmswap.options import Options
 from lmswap.planner import make_plan
 from lmswap.planner.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.replan_reasons import UnusedMargin, WarmUpGrowth
+from lmswap.runtime.own_time import OwnTime
 from lmswap.runtime.step_record import EndedStep, Peaks
 from lmswap.session import planner
 from lmswap.session.allowance import Allowance, Held
@@ -62,7 +63,7 @@ class Model:
             tier_stats=lambda _: SimpleNamespace(reserve_seconds=0.0, capacity_bytes=0, resident_bytes=0),
         )
         recorder = SimpleNamespace(
-            num_steps=7, current_sequence=(), last=lambda: None, time_ops=lambda: self.timed.append(True)
+            own=OwnTime(), num_steps=7, current_sequence=(), last=lambda: None, time_ops=lambda: self.timed.append(True)
         )
         engine = SimpleNamespace(arena=self.arena, native=native, recorder=recorder)
         nothing = lambda *_: None  # noqa: E731

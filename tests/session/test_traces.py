@@ -87,7 +87,7 @@ def test_what_steps_leave_for_reuse_is_released_before_torch_traces_or_other_siz
             model(torch.randn(length, 64)).sum().backward()
             assert _C.heap_reusable_bytes() > 2**22
     assert len(found) == 4  # three traces, and a plan
-    assert max(found) < 2**22  # but for parts of huge pages
+    assert max(found) < 2**23  # but for parts of huge pages
     lmswap.disable(model)
 
 
