@@ -40,6 +40,7 @@ Search::Search(const Step& step, const Link& link, const Limits& limits, Prices 
   op_starts_.assign(1, 0.0);
   std::partial_sum(step.seconds.begin(), step.seconds.end(), std::back_inserter(op_starts_));
   find_gaps();
+  if (is_cyclic_ && !prices_.cuts.empty()) price_actions();
 }
 
 void Search::find_gaps() {
@@ -247,6 +248,17 @@ double Search::stall_seconds(int gap, Action action) const {
   return std::max(0.0, link_.in.seconds(step_.nbytes[buffer]) - idle_seconds);
 }
 
+// Prices all allowed actions once: each repair looks at many of them.
+void Search::price_actions() {
+  priced_.resize(allowed_.size());
+  for (int gap = 0; gap < step_.num_gaps(); ++gap) {
+    for (int number = 1; number < kNumActions; ++number) {
+      const Action action = static_cast<Action>(number);
+      if (allows(gap, action)) priced_[gap][number] = priced_seconds(gap, action);
+    }
+  }
+}
+
 // What evicting a buffer in a gap costs more than keeping it, at the prices of the bound: copies, where they are
 // cheapest, or the recompute, less the memory at the cuts.
 double Search::priced_seconds(int gap, Action action) const {
@@ -291,7 +303,7 @@ void Search::start_by_prices() {
     for (const int gap : evictable_gaps_) {
       double least = -share * link_.in.seconds(step_.nbytes[buffer_of_[gap]]);
       for (const Action action : {Action::kSwap, Action::kSwapNext, Action::kSwapBack}) {
-        const double seconds = allows(gap, action) ? priced_seconds(gap, action) : 0;
+        const double seconds = priced_[gap][static_cast<int>(action)];
         if (seconds >= least) continue;
         least = seconds;
         actions[gap] = action;
@@ -335,7 +347,7 @@ void Search::start_evenly() {
 // Evicts the buffers that are cheapest to recompute, up to some share of the bytes; then the cheapest where needed.
 void Search::start() {
   evaluate(default_actions_);
-  if (is_cyclic_ && !prices_.cuts.empty()) start_by_prices();
+  if (!priced_.empty()) start_by_prices();
   if (is_cyclic_) start_evenly();
   std::vector<std::pair<double, int>> costs;  // seconds a byte
   for (const int gap : evictable_gaps_) {
@@ -391,9 +403,7 @@ Search::Score Search::repair(std::vector<Action>& actions, double swap_weight, b
         if (step_.is_shared(buffer)) seconds *= 1 + std::uniform_real_distribution<double>(0, 1)(random_);
         if (step_.is_persistent(buffer) && step_.last_write[buffer] < 0) seconds /= 2;
         if (step_.is_shared(buffer) && !is_recompute(action)) seconds += stall_seconds(interval.gap, action);
-        if (is_cyclic_ && !prices_.cuts.empty()) {
-          seconds = kUnpricedShare * seconds + priced_seconds(interval.gap, action);
-        }
+        if (!priced_.empty()) seconds = kUnpricedShare * seconds + priced_[interval.gap][number];
         options.push_back({seconds / static_cast<double>(nbytes), interval.gap, action, nbytes});
       }
     }

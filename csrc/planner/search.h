@@ -2,6 +2,7 @@
 // scored by scheduling the whole step and its copies.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -86,6 +87,7 @@ class Search {
   [[nodiscard]] double stall_seconds(int gap, Action action) const;
   void start_evenly();
   void start_by_prices();
+  void price_actions();
   [[nodiscard]] double priced_seconds(int gap, Action action) const;
   [[nodiscard]] bool evicts(const IdleInterval& interval, Action now, Action action, bool evict_again) const;
   void improve();
@@ -106,11 +108,12 @@ class Search {
   Scheduler scheduler_;
   CopyScheduler copy_scheduler_;
   Schedule schedule_;
-  std::vector<int> fetched_;               // buffers
-  std::vector<Action> with_fetches_;       // the last result of the function
-  std::vector<Mask> allowed_;              // by gap
-  std::vector<int> buffer_of_;             // by gap
-  std::vector<int> evictable_gaps_;        // gaps with a choice of actions, largest buffers first
+  std::vector<int> fetched_;                             // buffers
+  std::vector<Action> with_fetches_;                     // the last result of the function
+  std::vector<Mask> allowed_;                            // by gap
+  std::vector<int> buffer_of_;                           // by gap
+  std::vector<int> evictable_gaps_;                      // gaps with a choice of actions, largest buffers first
+  std::vector<std::array<double, kNumActions>> priced_;  // by gap and action: `priced_seconds`; empty without prices
   std::vector<std::vector<int>> classes_;  // evictable gaps of equal buffers made by equal ops, in order of time
   std::vector<std::size_t> class_of_;      // by evictable gap
   std::vector<Action> default_actions_;    // keeps all buffers with later uses
