@@ -357,9 +357,13 @@ void bind_device(nb::module_& module) {
 void bind_float_mode(nb::module_& module) { module.def("float_mode", &float_mode); }
 
 void bind_heap(nb::module_& module) {
-  const nb::object stats_type =
-      named_tuple(module, "HeapStats",
-                  {"live_bytes", "peak_live_bytes", "retained_bytes", "peak_resident_bytes", "num_fresh_pages"});
+  // No named tuple: each step reads some of these, and the constructor of a named tuple is Python.
+  nb::class_<heap::Stats>(module, "HeapStats")
+      .def_ro("live_bytes", &heap::Stats::live_bytes)
+      .def_ro("peak_live_bytes", &heap::Stats::peak_live_bytes)
+      .def_ro("retained_bytes", &heap::Stats::retained_bytes)
+      .def_ro("peak_resident_bytes", &heap::Stats::peak_resident_bytes)
+      .def_ro("num_fresh_pages", &heap::Stats::num_fresh_pages);
   module.def(
       "heap_install",
       [](int64_t threshold, const std::vector<std::string>& libraries) {
@@ -369,11 +373,7 @@ void bind_heap(nb::module_& module) {
   module.def("heap_uninstall", &heap::uninstall);
   module.def("heap_is_installed", &heap::is_installed);
   module.def("heap_owns", [](uint64_t pointer) { return heap::owns(pointer); }, "pointer"_a);
-  module.def("heap_stats", [stats_type] {
-    const heap::Stats stats = heap::stats();
-    return stats_type(stats.live_bytes, stats.peak_live_bytes, stats.retained_bytes, stats.peak_resident_bytes,
-                      stats.num_fresh_pages);
-  });
+  module.def("heap_stats", &heap::stats);
   module.def("heap_reusable_bytes", &heap::reusable_bytes);
   module.def(
       "heap_changes",

@@ -8,7 +8,6 @@ states the reason. Graph breaks without large tensors between them stay graphs. 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
 from time import perf_counter
@@ -165,7 +164,7 @@ class ModelCall:
         session, num_breaks = self._session, len(graph_break_reasons)
         num_captured, is_first = session.num_captured, not session.graphs
         kind = self.hooked.kind(args, kwargs) if is_first else None
-        untraceable = untraceable_code() if is_first else Counter[str]()
+        untraceable = untraceable_code() if is_first else None
         outside = LazyHookedStep(lambda: self.hooked.begin_step(None, kind, args, kwargs, records=is_first))
         if is_first:
             outside.begin()
@@ -199,7 +198,7 @@ class ModelCall:
             reasons = [describe_graph_break(reason) for reason in graph_break_reasons[num_breaks:]]
             if failure is not None:
                 reasons.append(failure)
-            elif is_first and not reasons:
+            elif untraceable is not None and not reasons:
                 reasons = describe_untraceable(untraceable)
             self._choose_path(outside.step, reasons)
             outside.step.end_forward()

@@ -207,7 +207,7 @@ class Holds:
 def device_bytes(device: int, library: str = "libcuda.so.1") -> tuple[int, int]:
     """Free and total memory of a GPU, queried in a context that is retained for the query only."""
 
-class HeapStats(NamedTuple):
+class HeapStats:
     live_bytes: int  # allocated now, rounded to pages
     peak_live_bytes: int  # since reset_peak
     retained_bytes: int  # free but kept for reuse
