@@ -130,7 +130,7 @@ test-gpu:
 
 TESTS ?= tests/gpu tests/emulated_gpu tests/verify $(patsubst %,tests/%.py,$(ON_A_DEVICE))
 ON_A_DEVICE := $(addprefix test_,distributed enable hard_cases plain_bits recompute reports unusual_uses warnings) \
-  $(addprefix weights/test_,generation graphs loading quantized uses_between_steps) \
+  $(addprefix training_state/test_,generation graphs loading quantized uses_between_steps) \
   capture/test_guards runtime/test_faults runtime/test_fork \
   $(addprefix session/test_,plan_file cached_plans step_kinds)
 
