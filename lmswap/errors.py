@@ -86,6 +86,7 @@ class PlanInfeasible(LmswapError):
     uncounted_bytes: int = 0  # of parameters that it does not count
     gradient_bytes: int = 0  # of the step's own tensors, at most
     state_bytes: int = 0  # of those of a whole step: parameters, gradients and optimizer state
+    update_bytes: int = 0  # of those of the update of parameters, if most is needed there
     note: str = ""  # a remark on the step, in words
     assumes_optimizer: bool = False  # the reserve for optimizer state is Adam's, as there is no optimizer yet
 
@@ -135,7 +136,7 @@ class PlanInfeasible(LmswapError):
         if not self.parts:
             return ", or a smaller batch or image"
         *others, (_, step_bytes) = self.parts
-        other_bytes = min(self.gradient_bytes + self.state_bytes, step_bytes)
+        other_bytes = min(self.gradient_bytes + self.state_bytes + self.update_bytes, step_bytes)
         left_bytes = self.budget_bytes - sum(nbytes for _, nbytes in others) - other_bytes
         percent = 100 * left_bytes // max(1, step_bytes - other_bytes)
         if percent > 0:

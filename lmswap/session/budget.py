@@ -182,7 +182,7 @@ class BudgetTracker:
         parameter_bytes = max(0, trained.parameter_bytes - placeable.parameter_bytes)
         trained = trained._replace(parameter_bytes=parameter_bytes)
         optimizer_bytes = trained.pending_optimizer_bytes if trains else 0
-        in_chunks |= self._trained.updated_in_chunks is not None
+        in_chunks |= self.updates_in_chunks
         reserve_bytes = self._reserve_bytes(program, base_bytes, optimizer_bytes, in_chunks=in_chunks) if trains else 0
         reserve_bytes += self._read_ahead_bytes + self._first_run_bytes
         margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
@@ -226,6 +226,11 @@ class BudgetTracker:
         return uncounted.gradient_bytes + uncounted.optimizer_bytes
 
     @property
+    def updates_in_chunks(self) -> bool:
+        """Whether updates run in chunks, which fetch what is non-resident."""
+        return self._trained.updated_in_chunks is not None
+
+    @property
     def streams_gradients(self) -> bool:
         """Whether gradients are non-resident between backwards."""
         return self._trained.streams_gradients
@@ -264,6 +269,8 @@ class BudgetTracker:
         """Return what the update after ``program`` takes, and gives back: of a reserve, and of the step's memory."""
         if not _trains(program):
             return 0, 0
+        if self._reuses_step and not self.updates_in_chunks:
+            return 0, self._trained.update_bytes(expects_optimizer=not self.has_trained)
         return self._window_bytes() - self._reused_bytes(), self._reused_bytes()
 
     def _window_bytes(self) -> int:

@@ -208,12 +208,13 @@ class Planner:
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
             return refusal
-        return refusal.but(
+        least = refusal.but(
             needed_bytes=needed_bytes,
             where=f"op {peak.op} {program.ops[peak.op].title}",
             live=peak.live,
             parts=(*unmoved.parts, ("for the step's tensors", peak.nbytes)),
         )
+        return _naming_update(least, program, unmoved.update_bytes)
 
     @reported("planning a step", "planning")
     def _search_alternatives(self, request: PlanRequest, choices: Sequence[Retention]) -> tuple[PlanRequest, Plan]:
@@ -281,7 +282,7 @@ class Planner:
     def _of_budget(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
         """Return ``refusal`` of what is left to the step in terms of the user's budget."""
         allowance = request.allowance
-        return refusal.but(
+        return _naming_update(refusal, request.program, allowance.update_bytes).but(
             budget_bytes=allowance.budget_bytes,
             needed_bytes=refusal.needed_bytes + allowance.fixed_bytes,
             policy=request.policy,
@@ -337,3 +338,14 @@ class Planner:
             if places is None or places.total_bytes <= max_bytes:
                 return found[-1]
         return found[0]
+
+
+def _naming_update(refusal: PlanInfeasible, program: Program, update_bytes: int) -> PlanInfeasible:
+    """Return ``refusal`` with the update of parameters as the place where most is needed, if that is there."""
+    scratch = f"scratch of {program.ops[-1].name}", update_bytes
+    if not update_bytes or scratch not in refusal.live:
+        return refusal
+    live = tuple(
+        ("temporary values of the optimizer", update_bytes) if each == scratch else each for each in refusal.live
+    )
+    return refusal.but(where="the update of parameters", live=live, update_bytes=update_bytes)

@@ -259,7 +259,7 @@ class Replanner:
     def _settled(self, step: PlannedStep, seen: StepObservation) -> StepObservation:
         """Return ``seen`` with growth, and the margin for what is left of it, on the way to `Phase.FINAL`."""
         # Ranks follow the first. Saving and loading what updates fetch may come later, and takes memory beside tensors.
-        if step.moves and not step.allowance.update_bytes and not is_distributed():
+        if step.moves and not self._budget.updates_in_chunks and not is_distributed():
             seen = replace(seen, settled_margin_bytes=self._budget.settled_margin_bytes(step.merged.program))
         return self._with_growth(step, seen)
 

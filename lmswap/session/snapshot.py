@@ -96,4 +96,4 @@ def _update_peak_bytes(updates: Updates, step: PlannedStep) -> int:
     allowance, left_bytes = step.allowance, step.predicted.memory[-1][1]  # weights that are resident between steps
     gradient_bytes = 0 if step.adds_up else step.merged.program.gradient_bytes
     before_bytes = allowance.base_bytes + allowance.kept_reserve_bytes
-    return before_bytes + left_bytes + gradient_bytes + updates.update_bytes
+    return before_bytes + left_bytes + gradient_bytes + (updates.update_bytes if updates else allowance.update_bytes)

@@ -1,10 +1,11 @@
-"""The memory of trained parameters outside of a step: gradients that still exist, and the optimizer's state."""
+"""The memory of trained parameters outside of a step: gradients that still exist, optimizer state, and updates."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, strided
@@ -13,6 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lmswap.ir.fixed_memory import TrainedMemory
 from lmswap.runtime.storage import held_bytes
+from lmswap.torch_compat.operators import eager_dispatch
+from lmswap.training_state.optimizer_trial import TemporaryValues, temporary_values
 
 if TYPE_CHECKING:
     from lmswap.training_state.updates import Updates
@@ -26,6 +29,7 @@ _STATE: Mapping[type[Optimizer], Callable[[_Settings], int]] = {
     AdamW: lambda group: 2 + group["amsgrad"],
 }
 ASSUMED_VALUES = 2  # Adam's
+_ASSUMED_TEMPORARIES = TemporaryValues(2, 1)  # of its loop
 
 
 class TrainableParameters:
@@ -35,6 +39,7 @@ class TrainableParameters:
         """``parameters`` returns them now; one of several names may be among them more than once."""
         self._parameters = parameters
         self.updates: Updates | None = None  # of optimizers that may stream
+        self._temporary_values = weakref.WeakKeyDictionary[Optimizer, TemporaryValues]()
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
@@ -104,6 +109,35 @@ class TrainableParameters:
             + sum(num_values.get(id(each), assumed_values) * each.nbytes for each in parameters if each.requires_grad),
         )
 
+    def update_bytes(self, *, expects_optimizer: bool) -> int:
+        """Return what updates that do not run in chunks take beside what is resident, and give back.
+
+        Optimizers of other packages are assumed to take what Adam's loop does, and with ``expects_optimizer`` one that
+        is yet to come for parameters that have none.
+        """
+        sizes = {id(each): each.nbytes for each in self._trained()}
+        optimizers, nbytes, others = _optimizers(), 0, sizes.copy()  # libraries wrap a torch optimizer in their own
+        for optimizer in (each for each in optimizers if type(each).__module__.startswith("torch.optim.")):
+            groups = getattr(optimizer, "param_groups", ())
+            updated = [[each for each in group["params"] if id(each) in sizes] for group in groups]
+            if any(updated):
+                nbytes = max(nbytes, temporary_bytes(groups, updated, self._temporary_values_of(optimizer)))
+            for parameter in chain.from_iterable(updated):
+                others.pop(id(parameter), None)
+        known = others if expects_optimizer else _pending_values(optimizers, ASSUMED_VALUES)
+        assumed = [each for number, each in others.items() if number in known]
+        return max(nbytes, _loop_bytes(assumed, _ASSUMED_TEMPORARIES))
+
+    def _temporary_values_of(self, optimizer: Optimizer) -> TemporaryValues:
+        """Return `temporary_values`; none if small copies cannot be updated, as with closures or sparse gradients."""
+        if optimizer not in self._temporary_values:
+            try:
+                with eager_dispatch():  # also in the middle of a trace
+                    self._temporary_values[optimizer] = temporary_values(optimizer)
+            except Exception:
+                self._temporary_values[optimizer] = TemporaryValues()
+        return self._temporary_values[optimizer]
+
     def lack_optimizer(self) -> bool:
         """Whether some of them are trained by no optimizer of the process."""
         known = _pending_values(_optimizers(), ASSUMED_VALUES)
@@ -148,6 +182,34 @@ def state_tensors(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
     state = getattr(optimizer, "state", {}).get(parameter)
     values = state.values() if isinstance(state, Mapping) else ()
     return [value for value in values if isinstance(value, Tensor) and value.device == parameter.device]
+
+
+def temporary_bytes(
+    groups: Sequence[_Settings], parameters: Sequence[Sequence[Tensor]], values: TemporaryValues
+) -> int:
+    """Return the bytes of temporaries of an update of ``parameters``, by group, that takes ``values``.
+
+    Foreach implementations take those of all parameters of a group at once.
+    """
+    sizes = [[parameter.nbytes for parameter in updated] for updated in parameters]
+    return max(
+        (
+            int(values.own * sum(each)) if is_foreach(group) else _loop_bytes(each, values)
+            for group, each in zip(groups, sizes, strict=True)
+        ),
+        default=0,
+    )
+
+
+def _loop_bytes(sizes: Sequence[int], values: TemporaryValues) -> int:
+    """Return the bytes of temporaries of an update of one parameter of ``sizes`` after the other."""
+    return max((int(values.own * own + values.left * left) for left, own in pairwise([0, *sizes])), default=0)
+
+
+def is_foreach(group: _Settings) -> bool:
+    """Whether an update runs foreach implementations, as torch decides."""
+    given: bool | None = group.get("foreach")
+    return any(parameter.is_cuda for parameter in group["params"]) if given is None else given
 
 
 def state_sizes(optimizer: Optimizer) -> dict[int, int]:

@@ -23,7 +23,7 @@ from lmswap.runtime.storage import has_plain_storage
 from lmswap.torch_compat.optimizers import loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id, version_of
 from lmswap.training_state.gradients import StreamedGradients
-from lmswap.training_state.optimizer_memory import state_sizes, state_tensors
+from lmswap.training_state.optimizer_memory import is_foreach, state_sizes, state_tensors, temporary_bytes
 from lmswap.training_state.optimizer_trial import temporary_values
 
 # The bytes of one chunk: at most this share of the budget, and this one of all that is copied, as an update waits for
@@ -94,7 +94,7 @@ class ChunkedUpdates:
     @property
     def limits_temporaries(self) -> bool:
         """Whether updates run in chunks although all is resident: foreach ones take temporaries of all they update."""
-        return self._moves_parameters and any(map(_is_foreach, self.optimizer.param_groups))
+        return self._moves_parameters and any(map(is_foreach, self.optimizer.param_groups))
 
     @property
     def may_write_gradients(self) -> bool:
@@ -102,7 +102,7 @@ class ChunkedUpdates:
 
         Fused and foreach ones do: the division by a GradScaler's scale, and Nesterov's momentum on a GPU.
         """
-        is_loop = not any(group.get("fused") or _is_foreach(group) for group in self.optimizer.param_groups)
+        is_loop = not any(group.get("fused") or is_foreach(group) for group in self.optimizer.param_groups)
         return not (is_loop and type(self.optimizer).__module__.startswith("torch.optim."))
 
     @property
@@ -300,12 +300,7 @@ class ChunkedUpdates:
             yield chunk
 
     def _temporary_bytes(self, chunk: Sequence[Sequence[Tensor]]) -> int:
-        """Return the bytes of temporaries of an update of ``chunk``: of foreach ones all of a group at once."""
-        at_once_bytes = 0
-        for group, parameters in zip(self.optimizer.param_groups, chunk, strict=True):
-            sizes = [parameter.nbytes for parameter in parameters]
-            at_once_bytes = max(at_once_bytes, sum(sizes) if _is_foreach(group) else max(sizes, default=0))
-        return int(self._temporary_values * at_once_bytes)
+        return temporary_bytes(self.optimizer.param_groups, chunk, self._temporary_values)
 
     def _start_fetch(self, chunk: Sequence[Sequence[Tensor]]) -> list[int]:
         """Start to fetch what an update of ``chunk`` reads, unless an earlier one does; return the ids of all storages.
@@ -406,9 +401,3 @@ def updated_parameters(optimizers: Iterable[Optimizer]) -> frozenset[int]:
     """Return the parameters that ``optimizers`` update, by `id`."""
     groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
     return frozenset(id(parameter) for group in groups for parameter in group["params"])
-
-
-def _is_foreach(group: Mapping[str, Any]) -> bool:
-    """Whether an update runs foreach implementations, as torch decides."""
-    is_foreach: bool | None = group.get("foreach")
-    return any(parameter.is_cuda for parameter in group["params"]) if is_foreach is None else is_foreach

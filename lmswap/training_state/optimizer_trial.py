@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,22 +84,45 @@ def trained_copy(
     return copied
 
 
-def temporary_values(optimizer: Optimizer) -> float:
-    """Return the values of temporaries that an update of ``optimizer`` takes for each one of a parameter at most.
+class TemporaryValues(NamedTuple):
+    """Values of temporaries that an update takes at most for each one of a parameter.
 
-    Tensors of less than half of its values do not count: they may be all of a small copy, and little of a large one.
+    ``own`` while it updates that parameter, ``left`` then of the one before, which loops keep in their variables.
     """
-    found: list[float] = []
+
+    own: float = 0.0
+    left: float = 0.0
+
+
+def temporary_values(optimizer: Optimizer) -> TemporaryValues:
+    """Return what updates of ``optimizer`` take, as small copies show.
+
+    Tensors of less than half of a parameter's values do not count: they may be all of a small copy, and little of a
+    large one.
+    """
+    found: list[TemporaryValues] = []
 
     def update(copied: Optimizer) -> None:
         found.clear()  # earlier ones make state
         for parameter in _each_alone(copied):
-            with _Allocations(min_numel=max(2, parameter.numel() / 2)) as allocations:
-                _whole(copied)
-            found.append(allocations.peak_bytes / max(1, parameter.nbytes))
+            own = _temporary_share(copied, parameter)
+            twin = nn.Parameter(parameter.detach().clone())
+            twin.grad, copied.state[twin] = parameter.grad, {**copied.state[parameter]}
+            group = next(group for group in copied.param_groups if group["params"])
+            group["params"] = [parameter, twin]
+            found.append(TemporaryValues(own, max(0.0, _temporary_share(copied, parameter) - own)))
+            del copied.state[twin]
 
     trained_copy(optimizer, update=update)
-    return max(found, default=0.0)
+    return TemporaryValues(*map(max, zip(*found, strict=True))) if found else TemporaryValues()
+
+
+def _temporary_share(optimizer: Optimizer, parameter: Tensor) -> float:
+    """Return the temporaries of an update in multiples of ``parameter``, the size of all parameters that have any."""
+    with _Allocations(min_numel=max(2, parameter.numel() / 2)) as allocations:
+        _whole(optimizer)
+    peak_bytes: int = allocations.peak_bytes
+    return peak_bytes / max(1, parameter.nbytes)
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

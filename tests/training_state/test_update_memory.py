@@ -1,10 +1,13 @@
 """An update takes the memory that is planned for it, of whatever optimizer."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn, optim
 
 import lmswap
+from lmswap.errors import PlanInfeasible
 from tests.training import session_of
 
 WIDTH = 256  # of a layer of 256 KiB, beside which scalars are nothing
@@ -83,4 +86,88 @@ def test_an_update_of_what_is_resident_takes_what_is_planned():
     program, budget = session.current_step().merged.program, session.budget
     planned_bytes = budget.unmoved(budget.allowance(program), program).update_bytes
     assert planned_bytes == updates.whole_bytes == 3 * WIDTH * WIDTH * 4
+    lmswap.disable(model)
+
+
+def layers():
+    """Layers of 4 MiB, whose parameters take more than their activations."""
+    return nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 1024, bias=False))
+
+
+def trained(make_optimizer, budget):
+    """Train with an optimizer that is not given; return the peaks of steps, the last report, and the least budget."""
+    gc.collect()  # an optimizer before this one: what is freed later would hide as much
+    torch.compiler.reset()
+    model = layers()
+    optimizer = make_optimizer(model.parameters())
+    lmswap.enable(model, budget, policy="none")
+    peaks = []
+    for _ in range(3):
+        model(torch.randn(4, 1024)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        report = lmswap.report(model)
+        peaks.append(report.measured_peak_bytes)
+    least_bytes = lmswap.least_budget(model)
+    lmswap.disable(model)
+    return peaks, report, least_bytes
+
+
+class Noisy(optim.Optimizer):
+    """An optimizer of another package, which takes what Adam does."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(1e-3 * (parameter.grad + torch.randn_like(parameter)))
+
+
+@pytest.mark.cpu_only("on a GPU it is reserved before the first one")
+@pytest.mark.usefixtures("resident")
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        optim.AdamW,
+        lambda parameters: optim.Adam(parameters, foreach=True),
+        lambda parameters: optim.SGD(parameters, 0.1),
+        Noisy,
+    ],
+    ids=["adamw", "adam foreach", "sgd", "another package"],
+)
+def test_an_update_by_an_optimizer_that_is_not_given_is_within_the_least_budget(make_optimizer):
+    _, _, least_bytes = trained(make_optimizer, "1GiB")
+    peaks, report, _ = trained(make_optimizer, least_bytes)
+    assert max(peaks) <= least_bytes
+    if make_optimizer is not Noisy:  # whose state is assumed
+        assert report.predicted_peak_bytes == pytest.approx(peaks[-1], rel=0.01)
+
+
+@pytest.mark.cpu_only("on a GPU it is reserved before the first one")
+@pytest.mark.usefixtures("resident")
+def test_an_update_by_an_optimizer_that_is_yet_to_come_is_expected_until_steps_have_trained():
+    model = lmswap.enable(layers(), "1GiB", policy="none")
+    planned_bytes = []
+    for _ in range(2):
+        model(torch.randn(4, 1024)).square().mean().backward()
+        program, budget = session_of(model).current_step().merged.program, session_of(model).budget
+        planned_bytes.append(budget.allowance(program).update_bytes)
+    assert planned_bytes == [3 * 2**22, 0]
+    lmswap.disable(model)
+
+
+@pytest.mark.cpu_only("on a GPU it is reserved before the first one")
+@pytest.mark.usefixtures("resident")
+def test_a_refusal_names_the_update_if_most_is_needed_there():
+    model = layers()
+    optimizer = optim.AdamW(model.parameters())
+    lmswap.enable(model, "42MiB")
+    with pytest.raises(PlanInfeasible) as refused:
+        model(torch.randn(4, 1024)).square().mean().backward()
+    assert refused.value.where == "the update of parameters"
+    assert refused.value.live[0] == ("temporary values of the optimizer", 3 * 2**22)
+    assert "a smaller batch or image cannot suffice" in " ".join(str(refused.value).split())
+    assert not optimizer.state
     lmswap.disable(model)
