@@ -14,6 +14,11 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting import make_explanation
 from lmswap.reporting.text import figure_table, format_excess, format_seconds, render_text
 
+_MOVES_WEIGHTS = (
+    "Weights that move may stay over the step's end in this plan; enable fetches them in each step, which takes longer "
+    "where copies limit it."
+)
+
 
 def plan_text(step: StepPlan, fit: Fit, *, all_buffers: bool = False) -> str:
     """Return the figures of ``step``, the plan that fits, the sizes that were tried, and the plan's largest buffers."""
@@ -24,7 +29,7 @@ def plan_text(step: StepPlan, fit: Fit, *, all_buffers: bool = False) -> str:
     table.add_row("policy", f"{plan.policy}, planned in {format_seconds(step.planning_seconds)}")
     table.add_row("peak", f"{format_bytes(step.peak_bytes)} of a budget of {format_bytes(step.budget_bytes)}")
     table.add_row("budget", _counted_memory(step))
-    for text in (fit.note, step.note):
+    for text in (fit.note, step.note, _MOVES_WEIGHTS * step.moves_weights):
         if text:
             table.add_row("note", text)
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
@@ -47,6 +52,8 @@ def budgets_text(fits: Sequence[Fit]) -> str:
     notes = ["Ratio and bound: seconds of the plan, and the least of any, over those in unlimited memory."]
     if fits[0].note:
         notes.append(f"The steps were {fits[0].note}.")
+    if any(isinstance(step, StepPlan) and step.moves_weights for step in outcomes):
+        notes.append(_MOVES_WEIGHTS)
     notes += [f"{fit.budget}: {fit.outcome}" for fit in fits if isinstance(fit.outcome, TierError)]
     return render_text(table, Text(), *notes)
 

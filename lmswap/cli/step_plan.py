@@ -49,6 +49,12 @@ class StepPlan:
         return self.memory.program
 
     @property
+    def moves_weights(self) -> bool:
+        """Whether weights move: they may stay over the step's end, where training fetches them in each step."""
+        buffers = self.program.buffers
+        return any(buffers[swap.buffer].kind is BufferKind.WEIGHT for swap in self.plan.swaps)
+
+    @property
     def peak_bytes(self) -> int:
         """As the budget counts, without the margin."""
         fixed = self.program.fixed_memory

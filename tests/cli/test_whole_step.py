@@ -80,6 +80,15 @@ def test_what_does_not_fit_is_swapped_over_the_link(plan: Plan) -> None:
     assert re.search(read, printed)
 
 
+@pytest.mark.parametrize(("budget", "moves"), [("50MiB", True), ("100MiB", False)])
+def test_a_plan_that_moves_weights_says_that_training_fetches_them_in_each_step(
+    plan: Plan, budget: str, moves: bool
+) -> None:
+    for budgets in (budget, f"{budget},200MiB"):
+        _, printed, _ = plan("--optimizer", "sgd", "--micro-batches", "2", budget=budgets)
+        assert ("enable fetches them in each step" in " ".join(printed.split())) is moves
+
+
 def test_the_roofline_is_that_of_the_steps_flops(plan: Plan, tmp_path: Path) -> None:
     program = Program.from_json((tmp_path / "program.json").read_text())
     ops = (replace(op, flops=1000) for op in program.ops)
