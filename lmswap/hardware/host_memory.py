@@ -10,9 +10,10 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from lmswap.errors import DriverError
 
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = 2**14  # per read: mostly all of /proc/self/status
 _ARENA_BYTES = 64 * 2**20  # glibc's HEAP_MAX_SIZE
 _ARENA_BLOCK_BYTES = 120 * 2**10  # below glibc's least M_MMAP_THRESHOLD, from which on blocks are mapped by themselves
+_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42  # of linux/prctl.h
+_changing_pages = Lock()
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,32 @@ def release_thread_memory() -> None:
 
     A thread allocates from an arena of glibc's own, of at most 64 MiB of addresses. `malloc_trim` does not return the
     free memory at its end, and free() only what exceeds M_TRIM_THRESHOLD, which grows to 64 MiB (glibc 2.36). So all of
-    it is allocated in blocks, and freed before the last of them, which is then the end.
+    it is allocated in blocks, and freed before the last of them, which is then the end. Of each block glibc writes the
+    first bytes, for which the kernel must not map a huge page.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_trim"):
         return
     malloc, free = libc.malloc, libc.free
     malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-    *freed, last = [malloc(_ARENA_BLOCK_BYTES) for _ in range(_ARENA_BYTES // _ARENA_BLOCK_BYTES)]
-    for block in freed:
-        free(block)
-    release_free_memory()
+    with _small_pages(libc):
+        *freed, last = [malloc(_ARENA_BLOCK_BYTES) for _ in range(_ARENA_BYTES // _ARENA_BLOCK_BYTES)]
+        for block in freed:
+            free(block)
+        release_free_memory()
     free(last)
+
+
+@contextmanager
+def _small_pages(libc: ctypes.CDLL) -> Iterator[None]:
+    """Keep the kernel from mapping transparent huge pages for this process, by one thread at a time."""
+    with _changing_pages:
+        is_changed = libc.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0) == 0 == libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+        try:
+            yield
+        finally:
+            if is_changed:
+                libc.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory:

@@ -173,3 +173,28 @@ def test_a_thread_returns_the_free_memory_at_the_end_of_its_arena():
     by_malloc_trim, by_release = map(int, done.stdout.split())
     assert by_malloc_trim < 10 * MIB  # else glibc needs no help
     assert by_release > 35 * MIB
+
+
+_PEAK = """
+from concurrent.futures import ThreadPoolExecutor
+from lmswap.hardware.host_memory import (
+    peak_resident_bytes, release_thread_memory, reset_peak_resident, resident_bytes
+)
+
+def released():
+    release_thread_memory()  # what is imported and allocated once
+    reset_peak_resident()
+    before = resident_bytes()
+    release_thread_memory()
+    return peak_resident_bytes() - before
+
+with ThreadPoolExecutor(1) as thread:
+    print(released(), thread.submit(released).result())
+"""
+
+
+def test_a_thread_takes_little_memory_to_return_its_own_where_pages_are_huge():
+    """As on systems that give every process transparent huge pages; here, glibc (2.35 and later) advises them."""
+    environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run([sys.executable, "-c", _PEAK], env=environment, capture_output=True, text=True, check=True)
+    assert max(map(int, done.stdout.split())) < 8 * MIB
