@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from lmswap.errors import LmswapError
+from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.cache import CacheFile
 from lmswap.ir.backward_parts import streamed_gradient_bytes
 from lmswap.ir.costs import OpCosts
@@ -65,6 +65,15 @@ class PlannedMemory(NamedTuple):
         last = len(costs.scratch_bytes) - 1
         takes_more = self.update_bytes > costs.scratch_bytes[last]
         return costs.with_scratch({last: self.update_bytes}) if takes_more else costs
+
+    def naming_update(self, refusal: PlanInfeasible, program: Program) -> PlanInfeasible:
+        """``refusal`` by costs of `with_streams` of ``program``; it names the update if most is needed there."""
+        scratch = f"scratch of {program.ops[-1].name}", self.update_bytes
+        if not self.update_bytes or scratch not in refusal.live:
+            return refusal
+        update = "temporary values of the optimizer", self.update_bytes
+        live = tuple(update if each == scratch else each for each in refusal.live)
+        return refusal.but(where="the update of parameters", live=live, update_bytes=self.update_bytes)
 
     def with_held(self, program: Program, costs: OpCosts) -> OpCosts:
         """``costs`` of a step of ``program`` of whose memory streamed gradients and earlier outputs take their part."""

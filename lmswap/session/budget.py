@@ -270,7 +270,10 @@ class BudgetTracker:
         if not _trains(program):
             return 0, 0
         if self._reuses_step and not self.updates_in_chunks:
-            return 0, self._trained.update_bytes(expects_optimizer=not self.has_trained)
+            nbytes = self._trained.update_bytes(expects_optimizer=not self.has_trained)
+            for note in self._trained.unmeasured:
+                self._notes.append_once(note)
+            return 0, nbytes
         return self._window_bytes() - self._reused_bytes(), self._reused_bytes()
 
     def _window_bytes(self) -> int:

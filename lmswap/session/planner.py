@@ -214,7 +214,7 @@ class Planner:
             live=peak.live,
             parts=(*unmoved.parts, ("for the step's tensors", peak.nbytes)),
         )
-        return _naming_update(least, program, unmoved.update_bytes)
+        return unmoved.room.naming_update(least, program)
 
     @reported("planning a step", "planning")
     def _search_alternatives(self, request: PlanRequest, choices: Sequence[Retention]) -> tuple[PlanRequest, Plan]:
@@ -282,7 +282,7 @@ class Planner:
     def _of_budget(self, refusal: PlanInfeasible, request: PlanRequest) -> PlanInfeasible:
         """Return ``refusal`` of what is left to the step in terms of the user's budget."""
         allowance = request.allowance
-        return _naming_update(refusal, request.program, allowance.update_bytes).but(
+        return allowance.room.naming_update(refusal, request.program).but(
             budget_bytes=allowance.budget_bytes,
             needed_bytes=refusal.needed_bytes + allowance.fixed_bytes,
             policy=request.policy,
@@ -338,14 +338,3 @@ class Planner:
             if places is None or places.total_bytes <= max_bytes:
                 return found[-1]
         return found[0]
-
-
-def _naming_update(refusal: PlanInfeasible, program: Program, update_bytes: int) -> PlanInfeasible:
-    """Return ``refusal`` with the update of parameters as the place where most is needed, if that is there."""
-    scratch = f"scratch of {program.ops[-1].name}", update_bytes
-    if not update_bytes or scratch not in refusal.live:
-        return refusal
-    live = tuple(
-        ("temporary values of the optimizer", update_bytes) if each == scratch else each for each in refusal.live
-    )
-    return refusal.but(where="the update of parameters", live=live, update_bytes=update_bytes)

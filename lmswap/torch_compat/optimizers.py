@@ -11,6 +11,11 @@ import torch
 from torch.optim import optimizer as _optimizer
 
 
+def is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the class of ``optimizer`` is one of torch's, and no subclass of a user or another package."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def update_of(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """Return what the step of ``optimizer`` runs between its hooks, to be called with ``optimizer``."""
     update: Callable[..., Any] = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from lmswap.errors import OptionError, TransferError
 from lmswap.runtime.host_copies import Fetched, HostCopies
 from lmswap.runtime.storage import has_plain_storage
+from lmswap.torch_compat.optimizers import is_torchs_own
 from lmswap.torch_compat.tensors import storage_id
 from lmswap.training_state.cpu_update_trial import cpu_state_keys, seconds_on_cpu
 from lmswap.training_state.gradients import StreamedGradients
@@ -103,8 +104,8 @@ class CpuUpdates(ChunkedUpdates):
         """Call ``run`` for each chunk of the parameters, which is in host memory then."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
         self._move_out(self._parameters())  # state that the caller has assigned
-        is_torchs = type(self.optimizer).__module__.startswith("torch.optim.")  # which skips what has no gradient
-        updated = [[p for p in group["params"] if p.grad is not None or not is_torchs] for group in groups]
+        skips = is_torchs_own(self.optimizer)  # what has no gradient
+        updated = [[p for p in group["params"] if p.grad is not None or not skips] for group in groups]
         chunks = list(self._chunks(updated, {id(p): 2 * p.nbytes for p in self._parameters()})) or [updated]
         storages = [self._device_storages(chain.from_iterable(chunk)) for chunk in chunks]
         last_chunks = {number: index for index, found in enumerate(storages) for number in found}

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lmswap.ir.fixed_memory import TrainedMemory
 from lmswap.runtime.storage import held_bytes
 from lmswap.torch_compat.operators import eager_dispatch
+from lmswap.torch_compat.optimizers import is_torchs_own
 from lmswap.training_state.optimizer_trial import TemporaryValues, temporary_values
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class TrainableParameters:
         self._parameters = parameters
         self.updates: Updates | None = None  # of optimizers that may stream
         self._temporary_values = weakref.WeakKeyDictionary[Optimizer, TemporaryValues]()
+        self.unmeasured: list[str] = []  # sentences on optimizers of whose updates nothing is known
         self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
@@ -117,7 +119,7 @@ class TrainableParameters:
         """
         sizes = {id(each): each.nbytes for each in self._trained()}
         optimizers, nbytes, others = _optimizers(), 0, sizes.copy()  # libraries wrap a torch optimizer in their own
-        for optimizer in (each for each in optimizers if type(each).__module__.startswith("torch.optim.")):
+        for optimizer in filter(is_torchs_own, optimizers):
             groups = getattr(optimizer, "param_groups", ())
             updated = [[each for each in group["params"] if id(each) in sizes] for group in groups]
             if any(updated):
@@ -129,13 +131,17 @@ class TrainableParameters:
         return max(nbytes, _loop_bytes(assumed, _ASSUMED_TEMPORARIES))
 
     def _temporary_values_of(self, optimizer: Optimizer) -> TemporaryValues:
-        """Return `temporary_values`; none if small copies cannot be updated, as with closures or sparse gradients."""
+        """Return `temporary_values`; none, which `unmeasured` says, if small copies cannot be updated."""
         if optimizer not in self._temporary_values:
             try:
                 with eager_dispatch():  # also in the middle of a trace
                     self._temporary_values[optimizer] = temporary_values(optimizer)
-            except Exception:
+            except Exception as error:  # LBFGS needs a closure, SparseAdam sparse gradients
                 self._temporary_values[optimizer] = TemporaryValues()
+                self.unmeasured.append(
+                    f"temporary values of {type(optimizer).__name__} count as none: small copies of its parameters "
+                    f"could not be updated to measure them ({type(error).__name__}: {error})"
+                )
         return self._temporary_values[optimizer]
 
     def lack_optimizer(self) -> bool:

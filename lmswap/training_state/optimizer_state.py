@@ -20,7 +20,7 @@ from lmswap.errors import TransferError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.runtime.host_copies import Fetched, HostCopies, is_held_elsewhere
 from lmswap.runtime.storage import has_plain_storage
-from lmswap.torch_compat.optimizers import loaded_value, replace_update
+from lmswap.torch_compat.optimizers import is_torchs_own, loaded_value, replace_update
 from lmswap.torch_compat.tensors import storage_id, version_of
 from lmswap.training_state.gradients import StreamedGradients
 from lmswap.training_state.optimizer_memory import is_foreach, state_sizes, state_tensors, temporary_bytes
@@ -103,7 +103,7 @@ class ChunkedUpdates:
         Fused and foreach ones do: the division by a GradScaler's scale, and Nesterov's momentum on a GPU.
         """
         is_loop = not any(group.get("fused") or is_foreach(group) for group in self.optimizer.param_groups)
-        return not (is_loop and type(self.optimizer).__module__.startswith("torch.optim."))
+        return not (is_loop and is_torchs_own(self.optimizer))
 
     @property
     def streamed_bytes(self) -> int:

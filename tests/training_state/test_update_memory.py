@@ -171,3 +171,22 @@ def test_a_refusal_names_the_update_if_most_is_needed_there():
     assert "a smaller batch or image cannot suffice" in " ".join(str(refused.value).split())
     assert not optimizer.state
     lmswap.disable(model)
+
+
+@pytest.mark.cpu_only("on a GPU it is reserved before the first one")
+def test_an_optimizer_that_small_copies_cannot_try_is_noted():
+    model = layers()
+    optimizer = optim.LBFGS(model.parameters())
+    lmswap.enable(model, "1GiB", policy="none")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 1024)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    (note,) = (each for each in lmswap.report(model).notes if "LBFGS" in each)
+    assert note.startswith("temporary values of LBFGS count as none: small copies of its parameters could not")
+    assert "'closure'" in note
+    lmswap.disable(model)
