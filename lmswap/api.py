@@ -180,8 +180,7 @@ def enable(
     check_module(model)
     if (notice := take_untested_notice()) is not None:
         warn(notice, UntestedTorch)
-    if _sessions:
-        gc.collect()  # unreferenced models in cycles: their memory would count as in use
+    _collect_unreferenced()
     check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
     check_has_values(model)
@@ -242,13 +241,27 @@ def disable(model: nn.Module) -> None:
         return
     if model in _sessions:
         del _sessions[model]
-        if isinstance(call := compiled_call(model), ModelCall):
-            set_compiled_call(model, call.instead_of)
+        _restore_call(model)
     CALL_MONITOR.discard(model)
     try:
         session.restore()
     finally:
         session.close()
+    del session
+    Session.collect_closed()
+
+
+def _collect_unreferenced() -> None:
+    """Free what nothing refers to but cycles: the memory of such models would count as in use."""
+    if _sessions:
+        gc.collect()
+    Session.collect_closed()
+
+
+def _restore_call(model: nn.Module) -> None:
+    if isinstance(call := compiled_call(model), ModelCall):
+        set_compiled_call(model, call.instead_of)
+        call.close()
 
 
 def is_enabled(model: nn.Module) -> bool:

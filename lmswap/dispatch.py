@@ -90,6 +90,10 @@ class ModelCall:
                 ),
             )
 
+    def close(self) -> None:
+        """Drop the graphs, which refer to this object: so the model is freed as soon as nothing refers to it."""
+        self._compiled = None
+
     @property
     def is_running(self) -> bool:
         """Whether a call is under way in this thread."""

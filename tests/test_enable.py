@@ -81,6 +81,7 @@ def budget_of_large() -> int:
     return tight_budget(train(LARGE, "none", num_steps=1)[1])
 
 
+@pytest.mark.usefixtures("resident")
 def test_swapping_keeps_the_bits_and_tensors_within_the_budget():
     expected, unlimited = train(LARGE, "none")
     actual, report = train(LARGE, "auto", budget=budget_of_large())
@@ -162,16 +163,40 @@ def test_modules_of_a_dropped_model_can_be_enabled():
     lmswap.disable(lmswap.enable(outer))
 
 
-def test_a_dropped_model_does_not_count_for_the_next_one():
+@pytest.mark.parametrize("gives_optimizer", [False, True])
+def test_a_model_that_was_disabled_is_freed_with_its_last_reference(gives_optimizer):
     gc.collect()
     gc.disable()
     try:
-        model = lmswap.enable(nn.Linear(4, 4))
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        lmswap.enable(model, optimizer=optimizer if gives_optimizer else None)
         model(torch.randn(2, 4)).sum().backward()
-        gone = weakref.ref(model)
-        del model
+        optimizer.step()
+        lmswap.disable(model)
+        gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
+        del model, optimizer
+        assert [each() for each in gone] == [None] * 3
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("is_collected_before", [False, True])
+def test_a_dropped_model_and_its_optimizer_do_not_count_for_the_next_one(is_collected_before):
+    gc.collect()
+    gc.disable()
+    try:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        lmswap.enable(model, optimizer=optimizer)
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
+        del model, optimizer
+        if is_collected_before:
+            gc.collect()
         following = lmswap.enable(nn.Linear(4, 4))
-        assert gone() is None
+        assert [each() for each in gone] == [None] * 3
     finally:
         gc.enable()
     lmswap.disable(following)

@@ -7,6 +7,7 @@ such step; `lmswap.session.replan_triggers` has the other causes of replanning.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import weakref
@@ -94,6 +95,7 @@ class Session:
     """An enabled model's engine, graphs, plans and records. Dynamo calls it with each graph that it captures."""
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
+    _closed: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()  # those that still hold optimizers
 
     def __init__(
         self, name: str, options: Options, device: torch.device, state: TrainingState, *, has_hooks: bool
@@ -471,8 +473,14 @@ class Session:
         return self in Session._open
 
     def close_with(self, model: nn.Module) -> None:
-        """Close once ``model`` is garbage."""
+        """Close once ``model`` is freed."""
         self._owner = weakref.finalize(model, self.close)
+
+    @classmethod
+    def collect_closed(cls) -> None:
+        """Free closed sessions that lie in cycles and hold optimizers, whose parameters and state would stay."""
+        if cls._closed:
+            gc.collect()
 
     def evict_with(self, backend: object) -> None:
         """Evict all traces once ``backend`` is garbage; pending backwards can still run."""
@@ -515,6 +523,8 @@ class Session:
     def close(self) -> None:
         """Free traces, host memory, files and threads, which a forked child leaves to its parent. Idempotent."""
         Session._open.discard(self)
+        if self.updates:
+            Session._closed.add(self)
         if self._owner is not None:
             self._owner.detach()
         self.updates.close()

@@ -149,11 +149,12 @@ def run_inside(tmp_path, monkeypatch):
         (tmp_path / "train.py").write_text(text)
         request = {"tool": tool, "window": asdict(window), "folder": str(tmp_path), "stop": False} | more
         (tmp_path / "request.json").write_text(json.dumps(request))
+        hooks_before = dict(optimizer_module._global_optimizer_post_hooks)  # of models that other tests enabled
         try:
             code = run.main([str(tmp_path / "request.json"), *command])
         except SystemExit as ended:
             code = ended.code
-        assert not optimizer_module._global_optimizer_post_hooks
+        assert optimizer_module._global_optimizer_post_hooks == hooks_before
         return code, json.loads((tmp_path / "outcome.json").read_text())
 
     return run_script
