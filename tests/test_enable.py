@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.collection_pause import collection_paused
 from lmswap.errors import (
     BudgetExceeded,
     BytesChanged,
@@ -146,59 +147,56 @@ def test_report_on_parent_of_enabled_module_names_the_child():
     lmswap.disable(inner)
 
 
+@pytest.fixture
+def _no_collections(no_garbage):
+    """What lies in a cycle stays until the test, or what it calls, collects: no collection by chance takes it."""
+    with collection_paused():
+        yield
+
+
+def enabled_and_trained(*, gives_optimizer=True):
+    """An enabled model after a step, and its optimizer."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    lmswap.enable(model, optimizer=optimizer if gives_optimizer else None)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.usefixtures("_no_collections")
 def test_modules_of_a_dropped_model_can_be_enabled():
-    gc.collect()
-    gc.disable()  # it lies in a cycle: else a collection by chance may take it
-    try:
-        inner = nn.Linear(4, 4)
-        lmswap.enable(nn.Sequential(inner, nn.Tanh()))
-        assert lmswap.enable(inner) is inner
-        outer = nn.Sequential(inner, nn.Tanh())
-        with pytest.raises(OptionError, match="Sequential and its module '0' cannot both be enabled"):
-            lmswap.enable(outer)
-        assert outer._compiled_call_impl is None
-    finally:
-        gc.enable()
+    inner = nn.Linear(4, 4)
+    lmswap.enable(nn.Sequential(inner, nn.Tanh()))
+    assert lmswap.enable(inner) is inner
+    outer = nn.Sequential(inner, nn.Tanh())
+    with pytest.raises(OptionError, match="Sequential and its module '0' cannot both be enabled"):
+        lmswap.enable(outer)
+    assert outer._compiled_call_impl is None
     lmswap.disable(inner)
     lmswap.disable(lmswap.enable(outer))
 
 
+@pytest.mark.usefixtures("_no_collections")
 @pytest.mark.parametrize("gives_optimizer", [False, True])
 def test_a_model_that_was_disabled_is_freed_with_its_last_reference(gives_optimizer):
-    gc.collect()
-    gc.disable()
-    try:
-        model = nn.Linear(4, 4)
-        optimizer = torch.optim.AdamW(model.parameters())
-        lmswap.enable(model, optimizer=optimizer if gives_optimizer else None)
-        model(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
-        lmswap.disable(model)
-        gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
-        del model, optimizer
-        assert [each() for each in gone] == [None] * 3
-    finally:
-        gc.enable()
+    model, optimizer = enabled_and_trained(gives_optimizer=gives_optimizer)
+    lmswap.disable(model)
+    gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
+    del model, optimizer
+    assert [each() for each in gone] == [None] * 3
 
 
+@pytest.mark.usefixtures("_no_collections")
 @pytest.mark.parametrize("is_collected_before", [False, True])
 def test_a_dropped_model_and_its_optimizer_do_not_count_for_the_next_one(is_collected_before):
-    gc.collect()
-    gc.disable()
-    try:
-        model = nn.Linear(4, 4)
-        optimizer = torch.optim.AdamW(model.parameters())
-        lmswap.enable(model, optimizer=optimizer)
-        model(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
-        gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
-        del model, optimizer
-        if is_collected_before:
-            gc.collect()
-        following = lmswap.enable(nn.Linear(4, 4))
-        assert [each() for each in gone] == [None] * 3
-    finally:
-        gc.enable()
+    model, optimizer = enabled_and_trained()
+    gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
+    del model, optimizer
+    if is_collected_before:
+        gc.collect()
+    following = lmswap.enable(nn.Linear(4, 4))
+    assert [each() for each in gone] == [None] * 3
     lmswap.disable(following)
 
 
